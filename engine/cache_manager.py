@@ -1,0 +1,107 @@
+"""The KV cache manager: gives requests their blocks, finds prefix hits and keeps the account of blocks held."""
+
+from collections.abc import Callable, Iterable
+
+from engine.block_hash import block_hash, root_hash
+from engine.block_pool import BlockPool
+from engine.config import EngineConfig
+from engine.request import Request
+
+
+class KVCacheManager:
+    """Block tables over one pool. `clock` returns seconds; only differences are used."""
+
+    def __init__(self, config: EngineConfig, model_name: str, clock: Callable[[], float]) -> None:
+        self.pool = BlockPool(config.num_blocks)
+        self._block_size = config.block_size
+        self._caching = config.enable_prefix_caching
+        self._model_name = model_name
+        self._clock = clock
+
+    def admit(self, request: Request) -> bool:
+        """Give a request without blocks its prefix hits, if all its known tokens fit beside what is held now.
+
+        Sets `num_computed_tokens` to the tokens hit. The last known token is never a hit: its logits are needed.
+        Returns False, with nothing changed, when there is no room.
+        """
+        hits = self._match_prefix(request)
+        num_blocks = -(-request.num_tokens // self._block_size)
+        num_taken = num_blocks - len(hits) + sum(self.pool.is_free(block_id) for block_id in hits)
+        if num_taken > self.pool.num_free:
+            return False
+        self.pool.share(hits)
+        self._account(request)
+        request.block_ids.extend(hits)
+        request.num_cached_blocks = len(hits)
+        request.num_computed_tokens = len(hits) * self._block_size
+        request.figures.kv_blocks_peak = max(request.figures.kv_blocks_peak, len(hits))
+        return True
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Extend the block table to hold `num_tokens` tokens. Returns False, with nothing changed, without room."""
+        missing = -(-num_tokens // self._block_size) - len(request.block_ids)
+        if missing <= 0:
+            return True
+        if missing > self.pool.num_free:
+            return False
+        self._account(request)
+        request.block_ids.extend(self.pool.allocate(missing))
+        request.figures.kv_blocks_peak = max(request.figures.kv_blocks_peak, len(request.block_ids))
+        return True
+
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Offer the blocks filled by the first `num_tokens` known tokens to the prefix cache.
+
+        Called when those tokens are scheduled: each layer stores a step's KV before it attends, so a request admitted
+        into the same step may already share them.
+        """
+        if not self._caching:
+            return
+        num_full = num_tokens // self._block_size
+        self._extend_hashes(request, num_full)
+        for index in range(request.num_cached_blocks, num_full):
+            self.pool.cache(request.block_ids[index], request.block_hashes[index])
+        request.num_cached_blocks = max(request.num_cached_blocks, num_full)
+
+    def release(self, request: Request) -> None:
+        """Give all blocks back; their content stays reusable until it is overwritten."""
+        self._account(request)
+        self.pool.release(request.block_ids)
+        request.block_ids.clear()
+        request.num_cached_blocks = 0
+        request.num_computed_tokens = 0
+
+    def _match_prefix(self, request: Request) -> list[int]:
+        if not self._caching:
+            return []
+        num_full = (request.num_tokens - 1) // self._block_size
+        hits: list[int] = []
+        for index in range(num_full):
+            self._extend_hashes(request, index + 1)
+            block_id = self.pool.find(request.block_hashes[index])
+            if block_id is None:
+                break
+            hits.append(block_id)
+        return hits
+
+    def _extend_hashes(self, request: Request, num_full: int) -> None:
+        """Hash known blocks up to `num_full`, each once in a request's life."""
+        hashes, size = request.block_hashes, self._block_size
+        for index in range(len(hashes), num_full):
+            parent = hashes[-1] if hashes else root_hash(self._model_name, request.tenant)
+            hashes.append(block_hash(parent, request.token_ids[index * size : (index + 1) * size]))
+
+    def _account(self, request: Request) -> None:
+        """Add the blocks held since the last change to the request's block-seconds."""
+        now, figures = self._clock(), request.figures
+        figures.kv_block_seconds += len(request.block_ids) * (now - figures.blocks_changed_at)
+        figures.blocks_changed_at = now
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError unless the pool agrees with the requests' block tables and these with their tokens."""
+        tables = []
+        for request in requests:
+            tables.append(request.block_ids)
+            assert len(request.block_ids) * self._block_size >= request.num_computed_tokens, "computed beyond blocks"
+            assert request.num_computed_tokens <= request.num_tokens, "more computed than known"
+        self.pool.check_integrity(tables)

@@ -1,0 +1,34 @@
+"""The engine's configuration: frozen, complete at construction, free of torch."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Sizes and limits of one engine.
+
+    Raises ValueError, naming the field, for a value out of range.
+    """
+
+    num_blocks: int  # KV blocks in the pool
+    max_model_len: int  # tokens, prompt and output together
+    block_size: int = 16  # tokens a block
+    max_num_seqs: int = 64  # requests that may share a step
+    token_budget: int = 512  # tokens a step may compute
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "token_budget"):
+            value = getattr(self, field)
+            if value < 1:
+                raise ValueError(f"{field} is {value}; it must be at least 1")
+        if self.token_budget < self.max_num_seqs:
+            raise ValueError(
+                f"token_budget is {self.token_budget}; it must be at least max_num_seqs ({self.max_num_seqs}), "
+                "or some running requests could never decode"
+            )
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that fit in the pool at once."""
+        return self.num_blocks * self.block_size

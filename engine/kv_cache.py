@@ -1,0 +1,53 @@
+"""The KV cache's memory: one K and one V tensor a layer, and how many blocks fit in a given amount."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What determines a block's size."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        """K and V of one block over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * self.dtype.itemsize
+
+
+class KVCache:
+    """The blocks' content. `layers[i]` is (K, V), each [num_blocks, block_size, num_kv_heads, head_dim].
+
+    Zeroed at the start, and kept finite: attention reads the unwritten tail of a block under a mask, where a NaN would
+    still spread.
+    """
+
+    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
+        size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
+            (_zeros(size, shape.dtype, device), _zeros(size, shape.dtype, device)) for _ in range(shape.num_layers)
+        )
+
+    def scrub(self, block_ids: list[int]) -> None:
+        """Zero blocks that may hold NaN or infinity, before another request gets them."""
+        for key_cache, value_cache in self.layers:
+            key_cache[block_ids] = 0
+            value_cache[block_ids] = 0
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros; on the CPU as pages that the system provides when they are first touched, not all at the start."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    as_bytes = np.zeros((*size[:-1], size[-1] * dtype.itemsize), dtype=np.uint8)
+    return torch.from_numpy(as_bytes).view(dtype)

@@ -1,0 +1,127 @@
+"""Loading a model: a hub id, a local safetensors folder or a GGUF file. Never pickle, never a model's own code."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+
+from engine.engine import ModelIdentity
+from engine.paged_model import PagedModel, UnsupportedModel
+from engine.self_test import self_test
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelNotFound(Exception):
+    """A model source that is not there or cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that passed its self-test, and where its tokenizer is."""
+
+    model: PagedModel
+    identity: ModelIdentity
+    folder: str  # hub id or local folder that transformers' AutoTokenizer takes
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device for "auto", "cpu" or "cuda"."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype for "auto" or a name in DTYPES. Auto is bfloat16 where the device multiplies it natively."""
+    if name != "auto":
+        return DTYPES[name]
+    native = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def load_model(source: str, *, dtype: torch.dtype, device: torch.device, cache_dir: Path) -> LoadedModel:
+    """Load, check and self-test a model.
+
+    A GGUF file is dequantised and converted once, into a folder under `cache_dir`: reading it takes far longer than
+    reading safetensors. Raises ModelNotFound, or UnsupportedModel with the reason.
+    """
+    folder = str(_convert_gguf(Path(source), dtype, cache_dir)) if source.endswith(".gguf") else source
+    _refuse_foreign_code(folder)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"model {source!r} cannot be loaded: {_first_line(error)}") from error
+    paged = PagedModel(model.to(device))  # type: ignore[arg-type]  # its decorator hides nn.Module.to
+    self_test(paged)
+    return LoadedModel(paged, ModelIdentity(source, paged.vocab_size, _stop_token_ids(model)), folder)
+
+
+def _refuse_foreign_code(folder: str) -> None:
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"model {folder!r} cannot be loaded: {_first_line(error)}") from error
+    if getattr(config, "auto_map", None):
+        raise UnsupportedModel("its config has auto_map, which would run code from the model's repository")
+
+
+def _stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    generation = getattr(model, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    if ids is None:
+        ids = model.config.get_text_config().eos_token_id
+    return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+
+
+def _convert_gguf(path: Path, dtype: torch.dtype, cache_dir: Path) -> Path:
+    """Return the folder with the file's weights in `dtype`, its config and its tokenizer, made once."""
+    try:
+        digest = _file_digest(path)
+    except OSError as error:
+        raise ModelNotFound(f"model {str(path)!r} cannot be read: {error.strerror}") from error
+    folder = cache_dir / f"{path.stem}-{digest[:16]}-{str(dtype).removeprefix('torch.')}"
+    if folder.is_dir():
+        return folder
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=cache_dir, prefix=".converting-"))
+    try:
+        _write_converted(path, dtype, partial)
+        os.replace(partial, folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was first; its folder is as good
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _write_converted(path: Path, dtype: torch.dtype, folder: Path) -> None:
+    parent, name = str(path.parent), path.name
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            parent, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(parent, gguf_file=name)
+    except ValueError as error:
+        raise ModelNotFound(f"model {str(path)!r} cannot be loaded: {_first_line(error)}") from error
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "source.json").write_text(json.dumps({"gguf": name, "sha256": _file_digest(path)}))
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

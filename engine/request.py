@@ -1,0 +1,114 @@
+"""A request: the engine's in-memory form of a job, with its sampling parameters and its figures."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = auto()  # a stop token id, the model's own or the request's
+    STOP_STRING = auto()
+    LENGTH = auto()  # max_tokens or the context limit
+    CANCELLED = auto()
+    ERROR = auto()
+
+
+class RequestState(StrEnum):
+    """Where a request stands. Prefill and decode are not states: see `num_computed_tokens`."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class RequestError(Exception):
+    """A request that cannot be served as asked; `code` is stable, the message names the field and the limit."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Raises RequestError for a value out of range."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
+            ("min_tokens", self.min_tokens, 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
+            ("temperature", self.temperature, 0.0 <= self.temperature < float("inf"), "finite and at least 0"),
+            ("top_k", self.top_k, self.top_k >= 0, "at least 0"),
+            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
+            ("seed", self.seed, 0 <= self.seed < 2**63, "between 0 and 2**63 - 1"),
+            ("stop", self.stop, all(self.stop), "made of non-empty strings"),
+        )
+        for name, value, holds, limit in checks:
+            if not holds:
+                raise RequestError("invalid_parameter", f"{name} is {value!r}; it must be {limit}")
+
+
+@dataclass(slots=True)
+class RequestFigures:
+    """What one request cost. Times are seconds on the engine's clock."""
+
+    arrived_at: float
+    admitted_at: float | None = None  # first admission
+    finished_at: float | None = None
+    token_times: list[float] = field(default_factory=list)  # one entry an output token
+    prefix_hit_tokens: int = 0  # prompt tokens whose blocks were reused at the first admission
+    computed_tokens: int = 0  # tokens run through the model, recomputation included
+    kv_blocks_peak: int = 0
+    kv_block_seconds: float = 0.0  # blocks held, shared ones included, integrated over time
+    preemptions: int = 0
+    blocks_changed_at: float = 0.0  # when the number of blocks held last changed
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence. The scheduler owns its state, the cache manager its blocks.
+
+    Known tokens (`token_ids`) against computed tokens (`num_computed_tokens`, those with KV in blocks) is the only idea:
+    a prefill is behind by many, a decode by one.
+    """
+
+    request_id: str
+    tenant: str  # salts the block hashes: tenants share no prefix
+    token_ids: list[int]  # prompt, then output
+    num_prompt_tokens: int
+    params: SamplingParams
+    stop_ids: frozenset[int]  # the model's and the request's together
+    figures: RequestFigures
+    state: RequestState = RequestState.WAITING
+    num_computed_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as needed yet
+    num_cached_blocks: int = 0  # leading blocks already offered to the prefix cache
+    finish_reason: FinishReason | None = None
+    error: RequestError | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]

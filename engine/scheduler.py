@@ -1,0 +1,214 @@
+"""The scheduler: each step, which requests compute how many tokens. Known tokens catch up; nothing else decides."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from engine.cache_manager import KVCacheManager
+from engine.config import EngineConfig
+from engine.request import FinishReason, Request, RequestError, RequestState
+from engine.stopping import Detokenize, finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step: `num_scheduled_tokens` tokens from `num_computed_tokens` on."""
+
+    request: Request
+    num_computed_tokens: int  # before the step
+    num_scheduled_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step reaches the newest known token, whose logits give the next one."""
+        return self.num_computed_tokens + self.num_scheduled_tokens == self.request.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """The plan of one step."""
+
+    scheduled: tuple[ScheduledRequest, ...]
+    num_tokens: int
+    preempted: tuple[Request, ...]
+
+
+class Scheduler:
+    """Waiting and running requests over one KV cache.
+
+    First come, first served: running requests are scheduled in order of admission, the newest is preempted first. Its
+    blocks are freed but stay cached, so recomputation is often a prefix hit. The oldest running request can always go
+    on, because `add` refuses what the whole pool could not hold.
+    """
+
+    def __init__(
+        self, config: EngineConfig, cache: KVCacheManager, clock: Callable[[], float], detokenize: Detokenize
+    ) -> None:
+        self._config = config
+        self.cache = cache
+        self._clock = clock
+        self._detokenize = detokenize
+        self._requests: dict[str, Request] = {}  # all unfinished ones
+        self._waiting: deque[Request] = deque()  # may hold aborted requests, skipped when they come up
+        self._num_waiting = 0
+        self._running: list[Request] = []  # in order of admission
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def unfinished(self) -> Mapping[str, Request]:
+        """Unfinished requests by id."""
+        return self._requests
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError for one that can never fit; nobody else is touched."""
+        worst = request.num_prompt_tokens + request.params.max_tokens
+        if request.request_id in self._requests:
+            raise RequestError("duplicate_request", f"request_id {request.request_id!r} is already in the engine")
+        if request.num_prompt_tokens < 1:
+            raise RequestError("empty_prompt", "prompt has no tokens; it needs at least 1")
+        if worst > self._config.max_model_len:
+            raise RequestError(
+                "context_length",
+                f"prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.params.max_tokens}: "
+                f"together {worst}, above the context length of {self._config.max_model_len}",
+            )
+        if worst > self._config.kv_capacity_tokens:
+            raise RequestError(
+                "kv_capacity",
+                f"prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.params.max_tokens}: "
+                f"together {worst}, above the KV cache's {self._config.kv_capacity_tokens}",
+            )
+        self._requests[request.request_id] = request
+        self._waiting.append(request)
+        self._num_waiting += 1
+
+    def abort(self, request_id: str) -> Request | None:
+        """End an unfinished request as cancelled and return it; None if there is no such request."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._finish(request, FinishReason.CANCELLED)
+        return request
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan a step: allocate its blocks, preempting where they run out, and admit what fits.
+
+        The plan must be run next, and `update` called with its tokens: blocks are offered to the prefix cache here.
+        """
+        scheduled, preempted, budget = self._schedule_running(self._config.token_budget)
+        if not preempted:
+            self._admit_waiting(scheduled, budget)
+        num_tokens = sum(share.num_scheduled_tokens for share in scheduled)
+        return SchedulerOutput(tuple(scheduled), num_tokens, tuple(preempted))
+
+    def _schedule_running(self, budget: int) -> tuple[list[ScheduledRequest], list[Request], int]:
+        scheduled: list[ScheduledRequest] = []
+        preempted: list[Request] = []
+        while len(scheduled) < len(self._running) and budget > 0:
+            request = self._running[len(scheduled)]
+            count = min(request.num_tokens - request.num_computed_tokens, budget)
+            while not self.cache.grow(request, request.num_computed_tokens + count):
+                preempted.append(self._preempt_newest())
+                if preempted[-1] is request:
+                    return scheduled, preempted, budget
+            budget -= self._take(request, count, scheduled)
+        return scheduled, preempted, budget
+
+    def _admit_waiting(self, scheduled: list[ScheduledRequest], budget: int) -> None:
+        while budget > 0 and len(self._running) < self._config.max_num_seqs and self._num_waiting:
+            request = self._waiting[0]
+            if request.state is RequestState.WAITING:
+                if not self.cache.admit(request):
+                    return
+                count = min(request.num_tokens - request.num_computed_tokens, budget)
+                grown = self.cache.grow(request, request.num_computed_tokens + count)
+                assert grown, "an admitted request has room for its known tokens"
+                self._start(request)
+                budget -= self._take(request, count, scheduled)
+            self._waiting.popleft()
+
+    def _start(self, request: Request) -> None:
+        request.state = RequestState.RUNNING
+        self._num_waiting -= 1
+        self._running.append(request)
+        if request.figures.admitted_at is None:
+            request.figures.admitted_at = self._clock()
+            request.figures.prefix_hit_tokens = request.num_computed_tokens
+
+    def _take(self, request: Request, count: int, scheduled: list[ScheduledRequest]) -> int:
+        scheduled.append(ScheduledRequest(request, request.num_computed_tokens, count))
+        self.cache.cache_blocks(request, request.num_computed_tokens + count)
+        return count
+
+    def _preempt_newest(self) -> Request:
+        request = self._running.pop()
+        self.cache.release(request)
+        request.figures.preemptions += 1
+        request.state = RequestState.WAITING
+        self._waiting.appendleft(request)
+        self._num_waiting += 1
+        return request
+
+    def update(self, plan: SchedulerOutput, tokens: Mapping[str, int | RequestError]) -> list[Request]:
+        """Account a step that ran and return the requests it finished.
+
+        `tokens` has, by request id, the sampled token of every share that samples, or the error that ends the request.
+        """
+        now = self._clock()
+        finished = []
+        for share in plan.scheduled:
+            request = share.request
+            request.num_computed_tokens += share.num_scheduled_tokens
+            request.figures.computed_tokens += share.num_scheduled_tokens
+            if not share.samples:
+                continue
+            token = tokens[request.request_id]
+            if isinstance(token, RequestError):
+                self.fail(request, token)
+                finished.append(request)
+                continue
+            request.token_ids.append(token)
+            request.figures.token_times.append(now)
+            reason = finish_reason(request, self._config.max_model_len, self._detokenize)
+            if reason is not None:
+                self._finish(request, reason)
+                finished.append(request)
+        return finished
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        """End a request with an error; the content of its blocks is not reused."""
+        request.error = error
+        self.cache.pool.forget(request.block_ids)
+        self._finish(request, FinishReason.ERROR)
+
+    def restart(self) -> None:
+        """After a step that failed: no block's content can be trusted, so all running requests start over."""
+        while self._running:
+            self._preempt_newest()
+        self.cache.pool.forget_all()
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+        else:
+            self._num_waiting -= 1
+        self.cache.release(request)
+        request.state = RequestState.FINISHED
+        request.finish_reason = reason
+        request.figures.finished_at = self._clock()
+        del self._requests[request.request_id]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless queues, states, blocks and counts agree."""
+        waiting = [request for request in self._waiting if request.state is RequestState.WAITING]
+        assert len(waiting) == self._num_waiting, "waiting count differs from the queue"
+        assert all(request.state is RequestState.RUNNING for request in self._running), "a running request is not"
+        assert not any(request.block_ids for request in waiting), "a waiting request holds blocks"
+        assert {r.request_id for r in (*waiting, *self._running)} == set(self._requests), "requests are lost"
+        self.cache.check_integrity(self._running)

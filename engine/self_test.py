@@ -1,0 +1,65 @@
+"""The gate at load: a model is served only if the paged path gives what its own eager attention gives."""
+
+import torch
+from torch import Tensor
+
+from engine.kv_cache import KVCache
+from engine.paged_model import ATTENTION_NAME, PagedModel, UnsupportedModel
+from engine.request import Request, RequestFigures, SamplingParams
+from engine.scheduler import ScheduledRequest, SchedulerOutput
+
+NUM_TOKENS = 24
+BLOCK_SIZE = 4
+FIRST_CHUNK = 13  # ends inside a block, so that the second chunk reads a partly filled one
+# Largest difference allowed, as a share of the logits' standard deviation. A model whose attention is not ours, or not
+# wholly ours, is off by about 1; rounding in the narrow types stays well below these.
+TOLERANCE = {torch.float32: 0.002, torch.float16: 0.1, torch.bfloat16: 0.4}
+
+
+def self_test(model: PagedModel) -> None:
+    """Raise UnsupportedModel unless chunked, paged logits equal eager ones on a few fixed tokens."""
+    layer_types = set(getattr(model.model.config.get_text_config(), "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"}:
+        raise UnsupportedModel(f"its layers are {', '.join(sorted(layer_types))}; only full_attention is served")
+    token_ids = torch.arange(3, 3 + NUM_TOKENS * 7, 7) % model.vocab_size
+    paged = _paged_logits(model, token_ids.tolist())
+    eager = _eager_logits(model, token_ids.to(model.device))
+    difference = (paged - eager).abs().max() / eager.std()
+    if not difference <= TOLERANCE[model.dtype]:  # also refuses NaN
+        raise UnsupportedModel(
+            f"its paged logits differ from eager attention by {difference:.3g} standard deviations; "
+            f"at most {TOLERANCE[model.dtype]} is rounding"
+        )
+
+
+def _eager_logits(model: PagedModel, token_ids: Tensor) -> Tensor:
+    """Return the logits of the last token, [vocab_size], by transformers' own attention."""
+    model.model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            output = model.model(input_ids=token_ids.unsqueeze(0), use_cache=False, logits_to_keep=1)
+    finally:
+        model.model.set_attn_implementation(ATTENTION_NAME)
+    logits: Tensor = output.logits[0, -1].float()
+    return logits
+
+
+def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
+    """Return the logits of the last token, computed in two chunks over blocks in scattered order."""
+    num_blocks = NUM_TOKENS // BLOCK_SIZE
+    cache = KVCache(model.kv_shape(BLOCK_SIZE), num_blocks + 1, model.device)
+    request = Request(
+        request_id="self-test",
+        tenant="",
+        token_ids=token_ids,
+        num_prompt_tokens=NUM_TOKENS,
+        params=SamplingParams(max_tokens=1),
+        stop_ids=frozenset(),
+        figures=RequestFigures(arrived_at=0.0),
+        block_ids=list(range(num_blocks, 0, -1)),
+    )
+    logits = torch.empty(0)
+    for start, stop in ((0, FIRST_CHUNK), (FIRST_CHUNK, NUM_TOKENS)):
+        share = ScheduledRequest(request, start, stop - start)
+        logits = model.forward(model.build_input(SchedulerOutput((share,), stop - start, ()), cache))
+    return logits[-1]

@@ -1,0 +1,1 @@
+"""Attention and cache kernels: tensors in, tensors out. Knows torch and triton only."""

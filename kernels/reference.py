@@ -1,0 +1,43 @@
+"""Oracles: each kernel's meaning in the plainest torch, float32 inside. Slow, and right."""
+
+import torch
+from torch import Tensor
+
+from kernels.paged_batch import PagedBatch
+
+
+def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write each token's K and V into its slot.
+
+    key, value: [num_tokens, num_kv_heads, head_dim]. Caches, mutated: [num_blocks, block_size, num_kv_heads, head_dim].
+    slot_mapping: [num_tokens], int64, distinct.
+    """
+    block_size = key_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        key_cache[slot // block_size, slot % block_size] = key[token]
+        value_cache[slot // block_size, slot % block_size] = value[token]
+
+
+def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+    """Causal attention of packed queries over block tables.
+
+    query: [num_tokens, num_heads, head_dim]. Caches: [num_blocks, block_size, num_kv_heads, head_dim]; num_heads is a
+    multiple of num_kv_heads. Returns [num_tokens, num_heads, head_dim] in the query's dtype.
+    """
+    num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
+    outputs = []
+    start = 0
+    for sequence in batch.sequences:
+        q = query[start : start + sequence.num_new].float()  # [num_new, num_heads, head_dim]
+        blocks = torch.tensor(sequence.block_ids, device=query.device)
+        k = key_cache[blocks].flatten(0, 1)[: sequence.num_tokens].float()  # [num_tokens, num_kv_heads, head_dim]
+        v = value_cache[blocks].flatten(0, 1)[: sequence.num_tokens].float()
+        k = k.repeat_interleave(num_heads // num_kv_heads, dim=1)
+        v = v.repeat_interleave(num_heads // num_kv_heads, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        positions = torch.arange(sequence.num_tokens, device=query.device)
+        visible = positions[None, :] <= positions[sequence.num_context :, None]
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, v))
+        start += sequence.num_new
+    return torch.cat(outputs).to(query.dtype)

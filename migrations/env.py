@@ -1,0 +1,52 @@
+"""What Alembic runs: the revisions, in one transaction on the connection that `worker.schema` hands over.
+
+A developer's `alembic -x url=...` has no connection to hand over and gets one here.
+"""
+
+from typing import Any, Literal
+
+from alembic import context
+from alembic.autogenerate.api import AutogenContext
+from sqlalchemy import Connection, text
+
+from worker.database import open_database
+from worker.tables import Base, StorableText, UtcDateTime
+
+UPGRADE_LOCK = 0x9A6E_3111  # PostgreSQL's advisory lock: one upgrade at a time
+
+
+def render_type(kind: str, value: Any, _context: AutogenContext) -> str | Literal[False]:
+    """Write our own column types into new revisions as what they are in SQL, so that a revision imports no `worker`."""
+    if kind == "type" and isinstance(value, StorableText):
+        return "sa.Text()"
+    if kind == "type" and isinstance(value, UtcDateTime):
+        return "sa.DateTime(timezone=True)"
+    return False
+
+
+def migrate(connection: Connection) -> None:
+    """Run what the command asked for; all of it or nothing."""
+    is_sqlite = connection.dialect.name == "sqlite"
+    context.configure(
+        connection=connection,
+        target_metadata=Base.metadata,
+        render_as_batch=is_sqlite,  # SQLite alters a table by writing it anew
+        render_item=render_type,
+        transactional_ddl=True,
+        compare_type=True,
+    )
+    with context.begin_transaction():
+        if not is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
+        context.run_migrations()
+        if is_sqlite:  # its foreign keys are off meanwhile
+            broken = connection.execute(text("PRAGMA foreign_key_check")).first()
+            assert broken is None, f"a revision broke a foreign key: {broken}"
+
+
+handed_over = context.config.attributes.get("connection")
+if handed_over is None:
+    with open_database(context.get_x_argument(as_dictionary=True)["url"]).connect() as own:
+        migrate(own)
+else:
+    migrate(handed_over)

@@ -1,0 +1,193 @@
+"""A torch-free runner with a real KV, so that a leaked, stale or wrongly shared block shows as a wrong token."""
+
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.config import EngineConfig
+from engine.engine import Engine, ModelIdentity
+from engine.request import FinishReason, Request, RequestError, RequestFigures, SamplingParams
+from engine.scheduler import ScheduledRequest, SchedulerOutput
+
+VOCAB_SIZE = 32
+EOS = 0
+NAN_TOKEN = VOCAB_SIZE - 1  # a prompt may hold it; it is never generated. Its KV, and all KV after it, is not finite
+UNWRITTEN = -1  # finite, and the token of no slot
+TOKEN_TEXTS = tuple("abcdefgh"[token % 8] + ("xyz"[token % 3] if token % 2 else "") for token in range(VOCAB_SIZE))
+
+MODEL = ModelIdentity(name="fake", vocab_size=VOCAB_SIZE, stop_token_ids=frozenset({EOS}))
+
+
+class FakeDeviceError(Exception):
+    """What the runner raises when told to."""
+
+
+class FakeClock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class FakeRunner:
+    """Writes token ids into slots by block table; the next token is a hash of what it reads back through the table.
+
+    As with the real kernels, all of a step's KV is written before any is read, and the unwritten tail of a request's
+    last block is read too, under a mask that does not stop a NaN.
+    """
+
+    config: EngineConfig
+    slots: list[int | None] = field(default_factory=list)  # None is NaN
+    plans: list[SchedulerOutput] = field(default_factory=list)
+    scrubbed: list[int] = field(default_factory=list)
+    num_failures: int = 0  # steps to come that raise
+    on_run: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.slots = [UNWRITTEN] * self.config.kv_capacity_tokens
+
+    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+        self.plans.append(plan)
+        self.on_run()
+        for share in plan.scheduled:
+            self._write(share)
+            if self.num_failures:  # after some of the step was written
+                self.num_failures -= 1
+                raise FakeDeviceError
+        results: dict[str, int | RequestError] = {}
+        for share in plan.scheduled:
+            read = self._read(share)
+            if None in read:
+                results[share.request.request_id] = RequestError("numerical_error", "not finite")
+            elif share.samples:
+                stop = share.num_computed_tokens + share.num_scheduled_tokens
+                results[share.request.request_id] = next_token([token for token in read if token is not None][:stop])
+        return results
+
+    def scrub(self, block_ids: list[int]) -> None:
+        self.scrubbed += block_ids
+        for block_id in block_ids:
+            size = self.config.block_size
+            self.slots[block_id * size : (block_id + 1) * size] = [UNWRITTEN] * size
+
+    def _slot(self, request: Request, position: int) -> int:
+        size = self.config.block_size
+        return request.block_ids[position // size] * size + position % size
+
+    def _write(self, share: ScheduledRequest) -> None:
+        request, start = share.request, share.num_computed_tokens
+        finite = all(self.slots[self._slot(request, position)] is not None for position in range(start))
+        for position in range(start, start + share.num_scheduled_tokens):
+            token = request.token_ids[position]
+            finite = finite and token != NAN_TOKEN
+            self.slots[self._slot(request, position)] = token if finite else None
+
+    def _read(self, share: ScheduledRequest) -> list[int | None]:
+        size = self.config.block_size
+        num_blocks = -(-(share.num_computed_tokens + share.num_scheduled_tokens) // size)
+        return [self.slots[self._slot(share.request, position)] for position in range(num_blocks * size)]
+
+
+def next_token(context: Sequence[int]) -> int:
+    """Return the fake model's greedy continuation."""
+    return zlib.crc32(array("q", context).tobytes()) % NAN_TOKEN
+
+
+def detokenize(token_ids: Sequence[int]) -> str:
+    """Return a text of one or two letters a token."""
+    return "".join(TOKEN_TEXTS[token] for token in token_ids)
+
+
+def generate_alone(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], FinishReason]:
+    """Return what a request must produce, computed without blocks, batches or the code under test."""
+    if NAN_TOKEN in prompt:
+        return [], FinishReason.ERROR
+    stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
+    output: list[int] = []
+    while True:
+        old_length = len(detokenize(output))
+        output.append(next_token([*prompt, *output]))
+        text = detokenize(output)
+        if len(output) >= params.min_tokens:
+            if output[-1] in stop_ids:
+                return output, FinishReason.STOP
+            if any(text.endswith(stop, 0, end) for stop in params.stop for end in range(old_length + 1, len(text) + 1)):
+                return output, FinishReason.STOP_STRING
+        if len(output) == params.max_tokens:
+            return output, FinishReason.LENGTH
+
+
+def make_config(**changes: int | bool) -> EngineConfig:
+    """Return a small configuration."""
+    values = {"num_blocks": 32, "max_model_len": 64, "block_size": 4, "max_num_seqs": 8, "token_budget": 16} | changes
+    return EngineConfig(**values)
+
+
+@dataclass
+class Harness:
+    """An engine on the fake runner, which checks its integrity after every step."""
+
+    config: EngineConfig
+    clock: FakeClock = field(default_factory=FakeClock)
+    runner: FakeRunner = field(init=False)
+    engine: Engine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.runner = FakeRunner(self.config)
+        self.engine = Engine(self.config, self.runner, MODEL, detokenize, self.clock)
+
+    def add(self, request_id: str, prompt: Iterable[int], params: SamplingParams, tenant: str = "") -> Request:
+        return self.engine.add(request_id, list(prompt), params, tenant=tenant)
+
+    def step(self) -> list[Request]:
+        finished = self.engine.step()
+        self.engine.scheduler.check_integrity()
+        return finished
+
+    def run(self, max_steps: int = 2000) -> dict[str, Request]:
+        """Step until nothing is left; returns what finished, by id."""
+        finished: dict[str, Request] = {}
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return finished
+            finished |= {request.request_id: request for request in self.step()}
+        raise AssertionError(f"unfinished after {max_steps} steps: {sorted(self.engine.scheduler.unfinished)}")
+
+    def assert_idle(self) -> None:
+        """Every block is back and nothing waits."""
+        status = self.engine.status()
+        assert (status.num_waiting, status.num_running, status.blocks_held) == (0, 0, 0)
+
+
+def make_harness(**changes: int | bool) -> Harness:
+    """Return an engine with a small configuration."""
+    return Harness(make_config(**changes))
+
+
+def make_request(
+    prompt: Iterable[int] = (1, 2, 3), output: Iterable[int] = (), *, request_id: str = "r", tenant: str = "", **params: object
+) -> Request:
+    """Return a request that already has some output, outside any engine."""
+    token_ids = list(prompt)
+    num_prompt_tokens = len(token_ids)
+    sampling = SamplingParams(**({"max_tokens": 16} | params))  # type: ignore[arg-type]
+    return Request(
+        request_id=request_id,
+        tenant=tenant,
+        token_ids=[*token_ids, *output],
+        num_prompt_tokens=num_prompt_tokens,
+        params=sampling,
+        stop_ids=sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else MODEL.stop_token_ids),
+        figures=RequestFigures(arrived_at=0.0),
+    )
+
+
+def assert_as_alone(request: Request) -> None:
+    """A finished request's output and reason are those it has when it runs alone."""
+    prompt = request.token_ids[: request.num_prompt_tokens]
+    assert (request.output_token_ids, request.finish_reason) == generate_alone(prompt, request.params)

@@ -1,0 +1,96 @@
+"""Memory plans against numbers computed by hand."""
+
+import dataclasses
+
+import pytest
+
+from engine.plan import Deployment, ModelShape, kv_bytes_per_token, plan_memory, weights_bytes
+
+GIB = 2**30
+
+LLAMA_3_8B = ModelShape(
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    hidden_size=4096,
+    vocab_size=128_256,
+    num_parameters=8_030_261_248,
+)
+LLAMA_3_70B = ModelShape(
+    num_layers=80,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=128,
+    hidden_size=8192,
+    vocab_size=128_256,
+    num_parameters=70_553_706_496,
+)
+
+
+def test_kv_bytes_of_a_token() -> None:
+    # 2 * 32 layers * 8 heads * 128 * 2 bytes = 128 KiB; the 70B model has 2.5 times as many layers.
+    assert kv_bytes_per_token(32, 8, 128, 2) == 131_072
+    assert kv_bytes_per_token(80, 8, 128, 2) == 327_680
+    # SmolLM2-135M in float32: 2 * 30 * 3 * 64 * 4.
+    assert kv_bytes_per_token(30, 3, 64, 4) == 46_080
+
+
+def test_weights() -> None:
+    assert weights_bytes(8_030_261_248, 16) == 16_060_522_496
+    assert weights_bytes(3, 4) == 2  # rounded up to a whole byte
+
+
+def test_8b_in_24_gib() -> None:
+    deployment = Deployment(memory_bytes=24 * GIB, weight_bits=16, kv_element_bytes=2, context=8192)
+    plan = plan_memory(LLAMA_3_8B, deployment)
+    # 25,769,803,776 - 16,060,522,496 - (2048 * 4096 * 16 * 2 + 64 * 128256 * 4 = 268,435,456 + 32,833,536)
+    assert plan.weights_fit
+    assert plan.activation_bytes == 301_268_992
+    assert plan.kv_cache_bytes == 9_408_012_288
+    assert plan.block_bytes == 2_097_152
+    assert plan.num_blocks == 4486  # 9,408,012,288 / 2,097,152 = 4486.09
+    assert plan.capacity_tokens == 71_776
+    full, quarter = plan.fits
+    assert (full.tokens, full.kv_bytes, full.paged, full.reserved) == (8192, GIB, 8, 8)
+    # 128 blocks each: 35 sequences a quarter full, where reserving the whole context holds 8.
+    assert (quarter.tokens, quarter.kv_bytes, quarter.paged, quarter.reserved) == (2048, GIB // 4, 35, 8)
+
+
+def test_grouped_query_attention_is_counted() -> None:
+    deployment = Deployment(memory_bytes=200 * GIB, weight_bits=16, kv_element_bytes=2, context=4096)
+    plan = plan_memory(LLAMA_3_70B, deployment)
+    assert plan.kv_bytes_per_token == 327_680
+    assert plan.kv_bytes_per_token_without_gqa == 8 * 327_680
+
+
+def test_70b_at_4_bit_does_not_fit_in_24_gib() -> None:
+    deployment = Deployment(memory_bytes=24 * GIB, weight_bits=4, kv_element_bytes=2, context=4096)
+    plan = plan_memory(LLAMA_3_70B, deployment)
+    assert plan.weights_bytes == 35_276_853_248
+    assert not plan.weights_fit
+    assert plan.num_blocks == 0
+    assert [fit.paged for fit in plan.fits] == [0, 0]
+
+
+def test_last_block_counts_whole() -> None:
+    shape = dataclasses.replace(LLAMA_3_8B, num_parameters=1, hidden_size=1, vocab_size=1)
+    deployment = Deployment(
+        memory_bytes=10 * 2_097_152 + 1 + 2048 * 32 + 64 * 4, weight_bits=8, kv_element_bytes=2, context=17
+    )
+    full, quarter = plan_memory(shape, deployment).fits
+    assert full.paged == 5  # ten blocks, two for each sequence of 17 tokens
+    assert full.reserved == 9  # 160 slots, 17 reserved for each
+    assert quarter.paged == 10
+
+
+@pytest.mark.parametrize("field", ["memory_bytes", "weight_bits", "kv_element_bytes", "context", "block_size"])
+def test_deployment_refuses_zero(field: str) -> None:
+    deployment = Deployment(memory_bytes=1, weight_bits=1, kv_element_bytes=1, context=1)
+    with pytest.raises(ValueError, match=f"{field} is 0; it must be at least 1"):
+        dataclasses.replace(deployment, **{field: 0})
+
+
+def test_shape_refuses_uneven_heads() -> None:
+    with pytest.raises(ValueError, match="num_heads is 32; it must be a multiple of num_kv_heads"):
+        dataclasses.replace(LLAMA_3_8B, num_kv_heads=5)

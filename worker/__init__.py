@@ -1,0 +1,1 @@
+"""Pagemill's worker: ties the engine to Redis, the tokenizer, SQL and the command line."""

@@ -1,0 +1,293 @@
+"""The begin and the end of attempts in SQL, each for many jobs in the transaction that the caller opened.
+
+An end counts only while its job still has the attempt's epoch and is running. That fence, not a clock, keeps a worker
+that was cut off from overwriting its successor. Rows are written in the order of job ids, so that two workers never
+wait for each other.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, collate, func, insert, select, update
+
+from worker.database import upserting
+from worker.job_changes import HAS_NOT_ENDED, SubmittedJob, add_batches, submitted_columns
+from worker.lookups import chunked
+from worker.records import TERMINAL_STATES, AttemptState, Claim, JobState, Outcome
+from worker.tables import AttemptRow, JobRow, JobStatsRow, ResultRow
+
+FENCED = "fenced"  # the error code of an attempt whose end came too late to count
+
+JOB_STATE_AFTER = {
+    AttemptState.DONE: JobState.DONE,
+    AttemptState.FAILED: JobState.FAILED,
+    AttemptState.CANCELLED: JobState.CANCELLED,
+    AttemptState.REQUEUED: JobState.QUEUED,
+    AttemptState.LOST: JobState.QUEUED,
+}
+
+AttemptKey = tuple[str, int]  # job id, epoch
+
+
+@dataclass(frozen=True, slots=True)
+class BegunAttempts:
+    """Which claims began no attempt. All the others are running in SQL."""
+
+    terminal: Mapping[str, JobState]  # ended before: acknowledge these, do not run them
+    stale: frozenset[str]  # claimed again since, or under the same epoch by another worker: let these go
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownAttempt:
+    id: int
+    state: AttemptState
+    error_code: str | None
+
+
+def begin(connection: Connection, claims: Sequence[Claim], worker_name: str) -> BegunAttempts:
+    """Write the jobs as running under their claims' epochs, with an attempt each; earlier running attempts are lost.
+
+    Of two claims of one job the later epoch counts. A worker that repeats a claim of its own is not stale.
+    """
+    latest = {claim.job_id: claim for claim in sorted(claims, key=lambda claim: (claim.job_id, claim.epoch))}
+    if not latest:
+        return BegunAttempts({}, frozenset())
+    submitted = {
+        job_id: SubmittedJob(job_id, claim.queue, claim.job, claim.payload_json, claim.enqueued_at)
+        for job_id, claim in latest.items()
+    }
+    add_batches(connection, submitted.values())
+    rows = [{**submitted_columns(submitted[job_id]), **_running_columns(claim)} for job_id, claim in latest.items()]
+    attempt_counts = _upsert_running(connection, rows)
+    begun = [claim for job_id, claim in latest.items() if job_id in attempt_counts]
+    _lose_attempts(connection, [claim for claim in begun if attempt_counts[claim.job_id] > 1])
+    if begun:
+        connection.execute(insert(AttemptRow), [_attempt_columns(claim, worker_name) for claim in begun])
+    refused = {job_id: claim for job_id, claim in latest.items() if job_id not in attempt_counts}
+    return _explain_refused(connection, refused, worker_name)
+
+
+def finish(connection: Connection, outcomes: Sequence[Outcome]) -> frozenset[str]:
+    """Write each attempt's end with its job's state, result and figures. Return the ids of jobs that were fenced.
+
+    A fenced outcome (its job has a later epoch, has ended otherwise, or never began this attempt) changes only its own
+    attempt's row. An outcome that was written before changes nothing and is not fenced. REQUEUED and LOST put the job
+    back to queued, without result and figures. Raises ValueError for an outcome that is still RUNNING.
+    """
+    by_key: dict[AttemptKey, Outcome] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: (outcome.claim.job_id, outcome.claim.epoch)):
+        if outcome.state is AttemptState.RUNNING:
+            raise ValueError(f"the attempt at job {outcome.claim.job_id} has not ended")
+        by_key.setdefault((outcome.claim.job_id, outcome.claim.epoch), outcome)
+    held = _lock_running(connection, [job_id for job_id, _ in by_key])
+    known = _find_attempts(connection, by_key.keys())
+    counted: dict[int, Outcome] = {}
+    late: dict[int, Outcome] = {}
+    recorded: set[str] = set()
+    fenced: set[str] = set()
+    for (job_id, epoch), outcome in by_key.items():
+        attempt = known.get((job_id, epoch))
+        if attempt is None:
+            fenced.add(job_id)
+        elif attempt.state is AttemptState.RUNNING and held.get(job_id) == epoch:
+            counted[attempt.id] = outcome
+            recorded.add(job_id)
+        elif attempt.state is outcome.state and attempt.error_code != FENCED:
+            recorded.add(job_id)
+        else:
+            fenced.add(job_id)
+            if attempt.state in (AttemptState.RUNNING, AttemptState.LOST) and attempt.error_code != FENCED:
+                late[attempt.id] = outcome
+    _write_ends(connection, counted)
+    _write_late(connection, late)
+    return frozenset(fenced - recorded)  # a worker may hold a job twice, under an old lease and a new one
+
+
+def _running_columns(claim: Claim) -> dict[str, Any]:
+    return {"state": JobState.RUNNING, "epoch": claim.epoch, "attempt_count": 1, "started_at": claim.claimed_at}
+
+
+def _attempt_columns(claim: Claim, worker_name: str) -> dict[str, Any]:
+    return {
+        "job_id": claim.job_id,
+        "epoch": claim.epoch,
+        "worker_name": worker_name,
+        "state": AttemptState.RUNNING,
+        "started_at": claim.claimed_at,
+    }
+
+
+def _upsert_running(connection: Connection, rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Insert or advance each job to its claim. Return the attempt count of those that took it."""
+    statement = upserting(connection, JobRow)
+    excluded = statement.excluded
+    replaced = ("queue", "tenant", "model", "batch_id", "custom_id", "payload", "state", "epoch")
+    advance = statement.on_conflict_do_update(
+        index_elements=[JobRow.id],
+        set_={
+            **{name: excluded[name] for name in replaced},
+            "attempt_count": JobRow.attempt_count + 1,
+            "error_code": None,
+            "error_message": None,
+            "enqueued_at": func.coalesce(JobRow.enqueued_at, excluded.enqueued_at),
+            "started_at": func.coalesce(JobRow.started_at, excluded.started_at),
+            "ended_at": None,
+        },
+        where=and_(JobRow.epoch < excluded.epoch, HAS_NOT_ENDED),
+    ).returning(JobRow.id, JobRow.attempt_count)
+    return {row.id: row.attempt_count for row in connection.execute(advance, rows)}
+
+
+def _lose_attempts(connection: Connection, claims: Sequence[Claim]) -> None:
+    """End the running attempts that these claims supersede."""
+    if not claims:
+        return
+    superseded = and_(
+        AttemptRow.job_id == bindparam("of_job"),
+        AttemptRow.epoch < bindparam("new_epoch"),
+        AttemptRow.state == AttemptState.RUNNING,
+    )
+    lost = {
+        "state": AttemptState.LOST,
+        "ended_at": bindparam("claimed_at"),
+        "error_code": "lease_lost",
+        "error_message": "the lease ran out and the job was claimed again",
+    }
+    connection.execute(
+        update(AttemptRow).where(superseded).values(lost),
+        [{"of_job": claim.job_id, "new_epoch": claim.epoch, "claimed_at": claim.claimed_at} for claim in claims],
+    )
+
+
+def _explain_refused(connection: Connection, refused: Mapping[str, Claim], worker_name: str) -> BegunAttempts:
+    terminal: dict[str, JobState] = {}
+    stale: set[str] = set()
+    latest_attempt = and_(AttemptRow.job_id == JobRow.id, AttemptRow.epoch == JobRow.epoch)
+    columns = (JobRow.id, JobRow.state, JobRow.epoch, AttemptRow.worker_name, AttemptRow.state.label("attempt_state"))
+    for chunk in chunked(refused):
+        jobs = select(*columns).outerjoin_from(JobRow, AttemptRow, latest_attempt).where(JobRow.id.in_(chunk))
+        for row in connection.execute(jobs):
+            is_repeated = (row.epoch, row.worker_name) == (refused[row.id].epoch, worker_name)
+            if row.state in TERMINAL_STATES:
+                terminal[row.id] = row.state
+            elif not (is_repeated and row.attempt_state is AttemptState.RUNNING):
+                stale.add(row.id)
+    return BegunAttempts(terminal, frozenset(stale))
+
+
+def _lock_running(connection: Connection, job_ids: Sequence[str]) -> dict[str, int]:
+    """Lock the jobs until the transaction ends. Return the epoch of each that runs."""
+    # The database's own collation may order ids otherwise than `begin` does, which sorts by code point.
+    by_code_point = collate(JobRow.id, "BINARY" if connection.dialect.name == "sqlite" else "C")
+    epochs: dict[str, int] = {}
+    for chunk in chunked(job_ids):
+        jobs = select(JobRow.id, JobRow.epoch, JobRow.state).where(JobRow.id.in_(chunk)).order_by(by_code_point)
+        rows = connection.execute(jobs.with_for_update(key_share=True))
+        epochs.update((row.id, row.epoch) for row in rows if row.state is JobState.RUNNING)
+    return epochs
+
+
+def _find_attempts(connection: Connection, keys: Collection[AttemptKey]) -> dict[AttemptKey, _KnownAttempt]:
+    """Return the attempts that SQL has. It is read after the jobs are locked: what it says holds until the commit."""
+    attempts: dict[AttemptKey, _KnownAttempt] = {}
+    columns = (AttemptRow.id, AttemptRow.job_id, AttemptRow.epoch, AttemptRow.state, AttemptRow.error_code)
+    # By job alone: a job has few attempts, and SQLite reads its whole table for a list of (job, epoch) pairs.
+    for chunk in chunked(job_id for job_id, _ in keys):
+        for row in connection.execute(select(*columns).where(AttemptRow.job_id.in_(chunk))):
+            if (row.job_id, row.epoch) in keys:
+                attempts[row.job_id, row.epoch] = _KnownAttempt(row.id, row.state, row.error_code)
+    return attempts
+
+
+def _write_ends(connection: Connection, outcomes: Mapping[int, Outcome]) -> None:
+    """Write the ends that count; `outcomes` maps attempt ids to them, in the order of job ids."""
+    if not outcomes:
+        return
+    fence = and_(
+        JobRow.id == bindparam("of_job"), JobRow.epoch == bindparam("of_epoch"), JobRow.state == JobState.RUNNING
+    )
+    changed = ("state", "ended_at", "error_code", "error_message")
+    ending: dict[str, Any] = {name: bindparam(f"new_{name}") for name in changed}
+    connection.execute(
+        update(JobRow).where(fence).values(ending), [_job_ending(outcome) for outcome in outcomes.values()]
+    )
+    connection.execute(
+        update(AttemptRow).where(AttemptRow.id == bindparam("of_attempt")).values(ending),
+        [{"of_attempt": attempt_id, **_attempt_ending(outcome)} for attempt_id, outcome in outcomes.items()],
+    )
+    ended = {
+        attempt_id: outcome
+        for attempt_id, outcome in outcomes.items()
+        if JOB_STATE_AFTER[outcome.state] in TERMINAL_STATES
+    }
+    results = [
+        _result_columns(attempt_id, outcome, outcome.text)
+        for attempt_id, outcome in ended.items()
+        if outcome.text is not None
+    ]
+    figures = [
+        {"job_id": outcome.claim.job_id, **asdict(outcome.stats)}
+        for outcome in ended.values()
+        if outcome.stats is not None
+    ]
+    if results:
+        connection.execute(insert(ResultRow), results)
+    if figures:
+        connection.execute(insert(JobStatsRow), figures)
+
+
+def _write_late(connection: Connection, outcomes: Mapping[int, Outcome]) -> None:
+    """End the fenced attempts; `outcomes` maps attempt ids to what they would have written."""
+    if not outcomes:
+        return
+    late = {
+        "state": AttemptState.LOST,
+        "ended_at": bindparam("new_ended_at"),
+        "error_code": FENCED,
+        "error_message": bindparam("new_error_message"),
+    }
+    rows = [
+        {
+            "of_attempt": attempt_id,
+            "new_ended_at": outcome.ended_at,
+            "new_error_message": f"ended {outcome.state.value} after the job had gone on without it",
+        }
+        for attempt_id, outcome in outcomes.items()
+    ]
+    connection.execute(update(AttemptRow).where(AttemptRow.id == bindparam("of_attempt")).values(late), rows)
+
+
+def _attempt_ending(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "new_state": outcome.state,
+        "new_ended_at": outcome.ended_at,
+        "new_error_code": outcome.error_code,
+        "new_error_message": outcome.error_message,
+    }
+
+
+def _job_ending(outcome: Outcome) -> dict[str, Any]:
+    state = JOB_STATE_AFTER[outcome.state]
+    waits_again = state not in TERMINAL_STATES
+    return {
+        "of_job": outcome.claim.job_id,
+        "of_epoch": outcome.claim.epoch,
+        "new_state": state,
+        "new_ended_at": None if waits_again else outcome.ended_at,
+        "new_error_code": None if waits_again else outcome.error_code,
+        "new_error_message": None if waits_again else outcome.error_message,
+    }
+
+
+def _result_columns(attempt_id: int, outcome: Outcome, text: str) -> dict[str, Any]:
+    return {
+        "job_id": outcome.claim.job_id,
+        "attempt_id": attempt_id,
+        "text": text,
+        "token_ids": list(outcome.token_ids),
+        "finish_reason": outcome.finish_reason,
+        "prompt_tokens": outcome.prompt_tokens,
+        "completion_tokens": outcome.completion_tokens,
+        "created_at": outcome.ended_at,
+    }

@@ -1,0 +1,149 @@
+"""`pagemill doctor`: is everything in place?"""
+
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from typing import Any
+
+import click
+
+from worker import schema
+from worker.cli.options import json_option, service_options
+from worker.cli.output import print_json
+from worker.cli.queues import opened_queue, queue_name
+from worker.cli.tables import print_table
+from worker.database import parse_database_url, place_of
+from worker.errors import ConfigurationError, ExitCode, PagemillError
+from worker.model_shape import locate_model
+from worker.settings import Settings, resolve_settings
+
+OLDEST_REDIS = 7  # the first major version whose scripts may run while it is full
+ENGINE_PACKAGES = ("torch", "triton", "transformers", "safetensors", "gguf")
+ENGINE_HINT = "a worker needs it: pip install 'pagemill[engine]'"
+
+
+class Verdict(StrEnum):
+    """How a check ended. Only FAIL makes the command fail."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One row of the report."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    exit_code: ExitCode = ExitCode.OK  # of a failure
+
+
+@click.command()
+@service_options
+@json_option
+def doctor(as_json: bool, **flags: Any) -> None:
+    """Check the settings, Redis, the database, the model and the installed packages.
+
+    Exits 78 when something is misconfigured, 69 when a service cannot be reached. Shows no passwords.
+
+    \b
+    Examples:
+      pagemill doctor
+      pagemill doctor --redis-url redis://localhost:6379/0
+    """
+    checks = tuple(examine(flags))
+    if as_json:
+        print_json([{"check": check.name, "verdict": check.verdict, "detail": check.detail} for check in checks])
+    else:
+        print_table("Checks", ("check", "verdict", "detail"), [(c.name, c.verdict, c.detail) for c in checks])
+    # A wrong configuration comes first: it may well be the reason why a service cannot be reached.
+    sys.exit(max(check.exit_code for check in checks))
+
+
+def examine(flags: dict[str, Any]) -> Iterator[Check]:
+    """Yield the checks in the order in which a user would mend things."""
+    yield Check("python", Verdict.OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield from _check_packages()
+    yield _check_kernels_package()
+    try:
+        resolved = resolve_settings(flags)
+    except ConfigurationError as error:
+        yield Check("settings", Verdict.FAIL, str(error), error.exit_code)
+        return
+    changed = [name for name, source in resolved.sources.items() if source != "default"]
+    yield Check("settings", Verdict.OK, f"set: {', '.join(changed)}" if changed else "all defaults")
+    for name, check in SERVICE_CHECKS.items():
+        try:
+            verdict, detail = check(resolved.settings)
+            yield Check(name, verdict, detail, ExitCode.CONFIGURATION if verdict is Verdict.FAIL else ExitCode.OK)
+        except PagemillError as error:
+            yield Check(name, Verdict.FAIL, str(error), error.exit_code)
+
+
+def _check_packages() -> Iterator[Check]:
+    for name in ENGINE_PACKAGES:
+        try:
+            yield Check(name, Verdict.OK, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Check(name, Verdict.WARN, f"not installed; {ENGINE_HINT}")
+
+
+def _check_kernels_package() -> Check:
+    """Hugging Face's `kernels` distribution would hide our package of that name, or ours would hide it."""
+    try:
+        version = metadata.version("kernels")
+    except metadata.PackageNotFoundError:
+        return Check("kernels", Verdict.OK, "no other package of that name is installed")
+    detail = f"Hugging Face's kernels {version} is installed beside ours: pip uninstall kernels"
+    return Check("kernels", Verdict.FAIL, detail, ExitCode.CONFIGURATION)
+
+
+def _check_data_dir(settings: Settings) -> tuple[Verdict, str]:
+    try:
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=settings.data_dir):
+            return Verdict.OK, f"{settings.data_dir} is writable"
+    except OSError as error:
+        return Verdict.FAIL, f"cannot write to {settings.data_dir}: {error.strerror}"
+
+
+def _check_queue(settings: Settings) -> tuple[Verdict, str]:
+    with opened_queue(settings) as connection:
+        server = connection.info("server")
+        policy = connection.info("memory").get("maxmemory_policy", "noeviction")
+    version = server.get("valkey_version") or server["redis_version"]
+    detail = f"{'Valkey' if 'valkey_version' in server else 'Redis'} {version} at {queue_name(settings)}"
+    if int(version.partition(".")[0]) < OLDEST_REDIS:
+        return Verdict.FAIL, f"{detail}; version {OLDEST_REDIS} or newer is needed"
+    if policy != "noeviction":
+        return Verdict.WARN, f"{detail}; maxmemory-policy {policy} may drop jobs, set noeviction"
+    return Verdict.OK, detail
+
+
+def _check_database(settings: Settings) -> tuple[Verdict, str]:
+    url = settings.sql_url()
+    schema.check(url)
+    return Verdict.OK, f"{place_of(parse_database_url(url))} at revision {schema.head()}"
+
+
+def _check_model(settings: Settings) -> tuple[Verdict, str]:
+    if settings.model is None:
+        return Verdict.WARN, "none is set; a worker needs PAGEMILL_MODEL or --model"
+    path = locate_model(settings.model)
+    if path is None:
+        return Verdict.OK, f"{settings.model}, taken for a hub id; it is looked up when a worker starts"
+    return Verdict.OK, str(path)
+
+
+SERVICE_CHECKS: dict[str, Callable[[Settings], tuple[Verdict, str]]] = {
+    "data folder": _check_data_dir,
+    "queue": _check_queue,
+    "database": _check_database,
+    "model": _check_model,
+}

@@ -1,0 +1,96 @@
+"""Options that several commands share, and the types of their values."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from worker.settings import QUEUE_PATTERN, parse_size
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Decorator = Callable[[Callable[P, R]], Callable[P, R]]
+
+_SPAN = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def queue_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add the flags that say where Redis is, each named as its setting."""
+    return _apply(
+        command,
+        click.option("--redis-url", metavar="URL", help="Redis or Valkey; unset is the embedded one in --data-dir."),
+        click.option("--data-dir", metavar="DIR", help="Folder of the embedded queue and of SQLite."),
+    )
+
+
+def store_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add the flags that say where the database is, each named as its setting."""
+    return _apply(
+        command,
+        click.option("--database-url", metavar="URL", help="sqlite:/// or postgresql://; unset is in --data-dir."),
+        click.option("--data-dir", metavar="DIR", help="Folder of the embedded queue and of SQLite."),
+    )
+
+
+def service_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add the flags that say where Redis and the database are."""
+    database = click.option(
+        "--database-url", metavar="URL", help="sqlite:/// or postgresql://; unset is in --data-dir."
+    )
+    return database(queue_options(command))
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes, written as 24GiB, 500MB or 1048576."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes, or fail with the forms that are understood."""
+        try:
+            size = parse_size(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}", param, ctx)
+        assert isinstance(size, int)
+        return size
+
+
+class QueueName(click.ParamType[str]):
+    """The name of a queue."""
+
+    name = "queue"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name, or fail with what it may consist of."""
+        if not QUEUE_PATTERN.fullmatch(value):
+            self.fail(f"{value!r} is not a queue's name: up to 128 letters, digits, '.', '_' and '-'", param, ctx)
+        return str(value)
+
+
+class Since(click.ParamType[datetime]):
+    """A moment in the past: a span before now (90s, 30m, 1h, 7d, 2w), or an ISO date or time, local by default."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Return the moment in UTC, or fail with the forms that are understood."""
+        if isinstance(value, datetime):
+            return value
+        span = _SPAN.fullmatch(value)
+        try:
+            if span is not None:
+                return datetime.now(UTC) - timedelta(**{_UNITS[span["unit"]]: float(span["number"])})
+            return datetime.fromisoformat(value).astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a time; write for example 1h, 7d, 2026-05-01 or 2026-05-01T08:00", param, ctx)
+
+
+def _apply(command: Callable[P, R], *options: Decorator[P, R]) -> Callable[P, R]:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,143 @@
+"""`pagemill plan`: what fits in a device's memory."""
+
+import dataclasses
+import sys
+
+import click
+
+from engine.plan import Deployment, MemoryPlan, ModelShape, plan_memory
+from worker.cli.options import Size, json_option
+from worker.cli.output import message, print_json
+from worker.cli.tables import format_bytes, print_fields, print_table
+from worker.errors import ExitCode
+from worker.model_shape import DescribedShape, read_shape
+from worker.settings import load_settings
+
+KV_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+DEFAULT_CONTEXT = 4096  # tokens, where neither a flag nor the model's files tell
+DEFAULT_VOCAB_SIZE = 128_000  # it only sizes the logits of a step
+REQUIRED_SIZES = {  # flag -> field, without a model
+    "layers": "num_layers",
+    "kv-heads": "num_kv_heads",
+    "head-dim": "head_dim",
+    "hidden-size": "hidden_size",
+    "parameters": "num_parameters",
+}
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--memory", type=Size(), required=True, help="The device's memory, for example 24GiB.")
+@click.option("--context", type=click.IntRange(1), help="Tokens of the longest sequence. Default: the model's limit.")
+@click.option("--weight-bits", type=click.Choice(["32", "16", "8", "4"]), default="16", show_default=True)
+@click.option("--kv-dtype", type=click.Choice(list(KV_ELEMENT_BYTES)), default="bfloat16", show_default=True)
+@click.option("--block-size", type=click.IntRange(1), help="Tokens in a block. Default: the setting block_size.")
+@click.option("--token-budget", type=click.IntRange(1), default=2048, show_default=True, help="Tokens in a step.")
+@click.option("--max-num-seqs", type=click.IntRange(1), default=64, show_default=True, help="Requests in a step.")
+@click.option("--layers", "num_layers", type=click.IntRange(1), help="Overrides or replaces the model's files.")
+@click.option("--heads", "num_heads", type=click.IntRange(1), help="Query heads. Default: as many as KV heads.")
+@click.option("--kv-heads", "num_kv_heads", type=click.IntRange(1))
+@click.option("--head-dim", "head_dim", type=click.IntRange(1))
+@click.option("--hidden-size", "hidden_size", type=click.IntRange(1))
+@click.option("--vocab-size", "vocab_size", type=click.IntRange(1), help="Default without a model: 128,000.")
+@click.option("--parameters", "num_parameters", type=click.FloatRange(1), help="For example 70e9.")
+@json_option
+def plan(
+    model: str | None,
+    memory: int,
+    context: int | None,
+    weight_bits: str,
+    kv_dtype: str,
+    block_size: int | None,
+    token_budget: int,
+    max_num_seqs: int,
+    as_json: bool,
+    **sizes: float | None,
+) -> None:
+    """Compute KV bytes a token, blocks, and sequences that fit, weights included.
+
+    MODEL is a folder with a config.json, a GGUF file or a hub id; without one, give --layers, --kv-heads, --head-dim,
+    --hidden-size and --parameters. Exit code 1 means that not even one full sequence fits.
+
+    \b
+    Examples:
+      pagemill plan models/SmolLM2-135M-Instruct.Q4_1.gguf --memory 2GiB --kv-dtype float32
+      pagemill plan --layers 80 --heads 64 --kv-heads 8 --head-dim 128 --hidden-size 8192 \\
+          --parameters 70e9 --weight-bits 4 --memory 24GiB
+    """
+    given = {name: int(value) for name, value in sizes.items() if value is not None}
+    described = read_shape(model) if model else None
+    shape = _shape(described, given)
+    deployment = Deployment(
+        memory_bytes=memory,
+        weight_bits=int(weight_bits),
+        kv_element_bytes=KV_ELEMENT_BYTES[kv_dtype],
+        context=context or (described.max_model_len if described else None) or DEFAULT_CONTEXT,
+        block_size=block_size or load_settings().block_size,
+        token_budget=token_budget,
+        max_num_seqs=max_num_seqs,
+    )
+    result = plan_memory(shape, deployment)
+    if as_json:
+        print_json({"shape": shape, "deployment": deployment, "plan": result, "weights_fit": result.weights_fit})
+    else:
+        _print_plan(shape, described, deployment, result)
+    if not result.weights_fit:
+        message(
+            f"does not fit: the weights alone take {_both(result.weights_bytes)} at {weight_bits} bits a parameter, "
+            f"the memory has {_both(memory)}"
+        )
+    elif result.fits[0].paged == 0:
+        message(f"does not fit: no memory is left for one sequence of {deployment.context:,} tokens")
+    if result.fits[0].paged == 0:
+        sys.exit(ExitCode.JOBS_FAILED)
+
+
+def _shape(described: DescribedShape | None, given: dict[str, int]) -> ModelShape:
+    """Return the model's shape with the flags' numbers over it, or one from the flags alone."""
+    if described is not None:
+        try:
+            return dataclasses.replace(described.shape, **given)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+    missing = [f"--{flag}" for flag, name in REQUIRED_SIZES.items() if name not in given]
+    if missing:
+        raise click.UsageError(f"without MODEL these are needed too: {', '.join(missing)}")
+    try:
+        return ModelShape(**{"num_heads": given["num_kv_heads"], "vocab_size": DEFAULT_VOCAB_SIZE, **given})
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _print_plan(shape: ModelShape, described: DescribedShape | None, deployment: Deployment, plan: MemoryPlan) -> None:
+    counted = f" (counted from {described.parameters_from})" if described else ""
+    gqa = (
+        f" (with {shape.num_heads} KV heads, without grouped-query attention: {plan.kv_bytes_per_token_without_gqa:,})"
+        if shape.num_heads > shape.num_kv_heads
+        else ""
+    )
+    print_fields(
+        "Memory",
+        {
+            "parameters": f"{shape.num_parameters:,}{counted}",
+            "layers, KV heads, head dimension": f"{shape.num_layers}, {shape.num_kv_heads}, {shape.head_dim}",
+            "memory": format_bytes(plan.memory_bytes),
+            "weights": f"{format_bytes(plan.weights_bytes)} at {deployment.weight_bits} bits",
+            "one step's activations": f"{format_bytes(plan.activation_bytes)} (estimate)",
+            "left to the KV cache": format_bytes(plan.kv_cache_bytes),
+            "KV bytes a token": f"{plan.kv_bytes_per_token:,}{gqa}",
+            f"KV bytes a block of {deployment.block_size}": plan.block_bytes,
+            "blocks": plan.num_blocks,
+            "tokens in blocks": plan.capacity_tokens,
+        },
+    )
+    print_table(
+        "Sequences that fit at once",
+        ("tokens each", "KV memory each", "paged", f"reserved to {deployment.context:,}"),
+        [(fit.tokens, format_bytes(fit.kv_bytes), fit.paged, fit.reserved) for fit in plan.fits],
+    )
+
+
+def _both(size: int) -> str:
+    """Return a size in GB, as vendors count, and in GiB, as memory does."""
+    return f"{size / 1e9:.1f} GB ({size / 2**30:.1f} GiB)"

@@ -1,0 +1,180 @@
+"""`pagemill status`: the queues and the workers, or the states of some jobs."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.live import Live
+
+from worker.cli.options import json_option, service_options
+from worker.cli.output import is_terminal, print_json, print_json_line
+from worker.cli.queues import opened_queue
+from worker.cli.redis_jobs import find_redis_states, queue_names
+from worker.cli.stores import opened_store
+from worker.cli.tables import draw_table, print_table
+from worker.errors import PagemillError
+from worker.fleet import WorkerDetail
+from worker.lookups import BatchProgress
+from worker.queue_access import QueueAccess
+from worker.records import JobState
+from worker.settings import Settings, load_settings
+from worker.store import JobStore
+
+SILENT_BEATS = 3  # heartbeats that a running worker may miss before it is shown as silent
+WORKER_HOURS = 24  # how long a worker that stopped or fell silent is shown
+
+QUEUE_COLUMNS = ("queue", "waiting", "running", "done", "failed", "cancelled", "dead")
+WORKER_COLUMNS = ("worker", "state", "model", "device", "jobs done", "failed", "output tokens", "last heard of")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """One queue: waiting and running are Redis's, the rest is SQL's."""
+
+    queue: str
+    waiting: int
+    running: int
+    done: int
+    failed: int
+    cancelled: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker, as SQL last heard of it."""
+
+    worker: str
+    state: str  # running, silent, stopped
+    model: str
+    device: str
+    jobs_done: int
+    jobs_failed: int
+    completion_tokens: int
+    last_heartbeat_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that `status` shows at one time."""
+
+    queues: tuple[QueueStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    batch: BatchProgress | None
+
+    def tables(self) -> Iterator[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
+        """Yield title, columns and rows of each table."""
+        yield "Queues", QUEUE_COLUMNS, [tuple(getattr(row, name) for name in row.__slots__) for row in self.queues]
+        yield "Workers", WORKER_COLUMNS, [tuple(getattr(row, name) for name in row.__slots__) for row in self.workers]
+        if self.batch is not None:
+            rows: list[tuple[object, ...]] = [(state, self.batch.states.get(state, 0)) for state in JobState]
+            rows.append(("size", self.batch.size))
+            yield f"Batch {self.batch.batch_id}", ("state", "jobs"), rows
+
+
+@click.command()
+@click.argument("job_ids", metavar="[ID]...", nargs=-1)
+@click.option("--batch", help="Show the progress of this batch too.")
+@click.option("--watch", is_flag=True, help="Repeat until interrupted.")
+@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between repeats.")
+@service_options
+@json_option
+def status(
+    job_ids: tuple[str, ...], batch: str | None, watch: bool, interval: float, as_json: bool, **flags: Any
+) -> None:
+    """Show the queues and the workers; with IDs, the state of each of these jobs.
+
+    \b
+    Examples:
+      pagemill status --watch
+      pagemill status --batch nightly
+      pagemill status 0123456789abcdef0123456789abcdef --json
+    """
+    settings = load_settings(flags)
+    if job_ids:
+        _print_states(settings, job_ids, as_json=as_json)
+        return
+    snapshots = _snapshots(settings, batch, interval if watch else None)
+    if as_json:
+        for snapshot in snapshots:
+            print_json_line(snapshot) if watch else print_json(snapshot)
+    elif watch and is_terminal():
+        with Live(auto_refresh=False, screen=True) as live:
+            for snapshot in snapshots:
+                live.update(Group(*(draw_table(*table) for table in snapshot.tables())), refresh=True)
+    else:
+        for snapshot in snapshots:
+            for table in snapshot.tables():
+                print_table(*table)
+
+
+def take_snapshot(settings: Settings, access: QueueAccess, store: JobStore, batch: str | None) -> Snapshot:
+    """Read the status once. Raises PagemillError for a batch that SQL has not seen."""
+    progress = store.batch(batch) if batch else None
+    if batch and progress is None:
+        raise PagemillError(f"no batch {batch} has been seen by a worker yet")
+    ended = {(count.queue, count.state): count.jobs for count in store.state_counts()}
+    names = sorted({*queue_names(access.connection), *settings.queues, *(queue for queue, _ in ended)})
+    queues = tuple(
+        QueueStatus(
+            queue=name,
+            waiting=counts.waiting,
+            running=counts.running,
+            done=ended.get((name, JobState.DONE), 0),
+            failed=ended.get((name, JobState.FAILED), 0),
+            cancelled=ended.get((name, JobState.CANCELLED), 0),
+            dead=ended.get((name, JobState.DEAD), 0),
+        )
+        for name, counts in access.counts(names).items()
+    )
+    now = datetime.now(UTC)
+    workers = tuple(
+        _worker_status(worker, now, settings)
+        for worker in store.workers()
+        if (now - worker.last_heartbeat_at).total_seconds() < WORKER_HOURS * 3600
+    )
+    return Snapshot(queues, workers, progress)
+
+
+def _snapshots(settings: Settings, batch: str | None, interval: float | None) -> Iterator[Snapshot]:
+    """Yield the status once, or every `interval` seconds for ever."""
+    with opened_queue(settings) as connection, opened_store(settings) as store:
+        access = QueueAccess(connection)
+        yield take_snapshot(settings, access, store, batch)
+        while interval is not None:
+            time.sleep(interval)
+            yield take_snapshot(settings, access, store, batch)
+
+
+def _worker_status(worker: WorkerDetail, now: datetime, settings: Settings) -> WorkerStatus:
+    silent_s = (now - worker.last_heartbeat_at).total_seconds()
+    state = "silent" if silent_s > SILENT_BEATS * settings.beat_seconds else "running"
+    return WorkerStatus(
+        worker=worker.record.name,
+        state="stopped" if worker.stopped_at else state,
+        model=worker.record.model,
+        device=worker.record.device,
+        jobs_done=worker.counters.jobs_done,
+        jobs_failed=worker.counters.jobs_failed,
+        completion_tokens=worker.counters.completion_tokens,
+        last_heartbeat_at=worker.last_heartbeat_at,
+    )
+
+
+def _print_states(settings: Settings, job_ids: tuple[str, ...], *, as_json: bool) -> None:
+    """Print each job's state: SQL's, or Redis's for a job that no worker has claimed yet."""
+    with opened_store(settings) as store:
+        states = dict(store.states(job_ids))
+    unseen = [job_id for job_id in job_ids if job_id not in states]
+    if unseen:
+        with opened_queue(settings) as connection:
+            states |= find_redis_states(connection, unseen)
+    unknown = [job_id for job_id in job_ids if job_id not in states]
+    if unknown:
+        raise PagemillError(f"no job {unknown[0]}" + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""))
+    rows = [(job_id, states[job_id]) for job_id in dict.fromkeys(job_ids)]
+    print_json(dict(rows)) if as_json else print_table("Jobs", ("job", "state"), rows)

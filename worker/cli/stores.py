@@ -1,0 +1,29 @@
+"""The commands' way to the database. Errors in the blocks below are one line for the user."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from worker.database import open_database
+from worker.reporting import Reports
+from worker.settings import Settings
+from worker.store import JobStore
+
+
+@contextmanager
+def opened_store(settings: Settings) -> Iterator[JobStore]:
+    """Give the job store and close its connections afterwards."""
+    engine = open_database(settings.sql_url())
+    try:
+        yield JobStore(engine)
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def opened_reports(settings: Settings) -> Iterator[Reports]:
+    """Give the reports and close their connections afterwards."""
+    engine = open_database(settings.sql_url())
+    try:
+        yield Reports(engine)
+    finally:
+        engine.dispose()

@@ -1,0 +1,81 @@
+"""Waiting for jobs: outputs as they come on standard output, progress on standard error."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+import redis
+
+from worker.cli.output import for_display, print_json_line, print_text
+from worker.client import JobEnd, NewJob, ends
+from worker.records import JobState
+
+BAR_WIDTH = 30
+CLEAR_LINE = "\r\x1b[2K"
+
+
+def print_ends(connection: redis.Redis, jobs: Sequence[NewJob], *, as_json: bool) -> int:
+    """Print each job's output when it ends, and return how many did not end well.
+
+    One job prints its text alone; of several, each gets a line with its id before. JSON is one object a line.
+    """
+    names = {job.job_id: job.payload.get("custom_id") for job in jobs}
+    failed = 0
+    progress = Progress(len(jobs))
+    try:
+        progress.draw(0, 0)
+        for done, end in enumerate(ends(connection, names), start=1):
+            failed += end.state is not JobState.DONE
+            progress.clear()
+            if as_json:
+                print_json_line(_as_json(end, names[end.job_id]))
+            else:
+                _print_end(end, names[end.job_id] if len(jobs) > 1 else None, alone=len(jobs) == 1)
+            progress.draw(done, failed)
+    finally:
+        progress.clear()
+    return failed
+
+
+class Progress:
+    """One line with a bar on standard error; nothing where that is no terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._visible = sys.stderr.isatty()
+
+    def draw(self, done: int, failed: int) -> None:
+        """Show how many jobs have ended."""
+        if self._visible:
+            filled = BAR_WIDTH * done // max(1, self._total)
+            failures = f", {failed} failed" if failed else ""
+            bar = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {done}/{self._total}{failures}"
+            click.echo(f"{CLEAR_LINE}{bar}", nl=False, err=True)
+
+    def clear(self) -> None:
+        """Free the line for other output."""
+        if self._visible:
+            click.echo(CLEAR_LINE, nl=False, err=True)
+
+
+def _print_end(end: JobEnd, name: object, *, alone: bool) -> None:
+    value = end.value or {}
+    text = str(value.get("text", ""))
+    if alone and end.state is JobState.DONE:
+        print_text(text)
+        return
+    title = for_display(f"{end.job_id} ({name})" if name else end.job_id)
+    if end.state is JobState.DONE:
+        click.echo(f"== {title}")
+        print_text(text)
+    else:
+        reason = f": {for_display(_first_line(end.error))}" if end.error else ""
+        click.echo(f"== {title} {end.state.value}{reason}", err=alone)
+
+
+def _as_json(end: JobEnd, custom_id: object) -> dict[str, object]:
+    return {"id": end.job_id, "custom_id": custom_id, "state": end.state, "error": end.error, "result": end.value}
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

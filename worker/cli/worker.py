@@ -1,0 +1,69 @@
+"""`pagemill worker`: drain the queues."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from worker.cli.logs import configure_logging
+from worker.cli.panel import burst_bar, no_panel
+from worker.errors import ConfigurationError
+from worker.extras import require_extra
+from worker.progress import Panel
+from worker.settings import Settings, load_settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SERVICE = "worker.service"  # imported when a worker runs: it brings the engine, which takes seconds
+VALUE_NAMES = {
+    "redis_url": "URL",
+    "database_url": "URL",
+    "data_dir": "DIR",
+    "queues": "NAME,...",
+    "kv_memory_bytes": "SIZE",
+}
+
+
+def settings_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Add a flag for every setting, described as the setting is."""
+    for name, field in reversed(Settings.model_fields.items()):
+        flag = name.replace("_", "-")
+        if field.annotation is bool:
+            option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=field.description)
+        else:
+            option = click.option(f"--{flag}", name, metavar=VALUE_NAMES.get(name, "VALUE"), help=field.description)
+        command = option(command)
+    return command
+
+
+def start_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
+    """Run a worker in this process until it is stopped or, in a burst, until the queues are empty.
+
+    Raises ConfigurationError when no model is set or the engine is not installed, and what `run_worker` raises.
+    """
+    if settings.model is None:
+        raise ConfigurationError("model: none is set; name one with --model or PAGEMILL_MODEL")
+    for package in ("torch", "transformers"):
+        require_extra(package, "a worker")
+    importlib.import_module(SERVICE).run_worker(settings, burst=burst, panel=panel)
+
+
+@click.command()
+@click.option("--burst", is_flag=True, help="End when the queues are empty and all held jobs have ended.")
+@settings_options
+def worker(burst: bool, **flags: Any) -> None:
+    """Run a worker: claim jobs, run many of them at once, write their results to SQL.
+
+    SIGTERM or Ctrl-C drains: held jobs are finished for --drain-seconds, then handed back. A second signal hands back
+    at once.
+
+    \b
+    Examples:
+      pagemill worker --model models/SmolLM2-135M-Instruct.Q4_1.gguf --burst
+      pagemill worker --model meta-llama/Llama-3.1-8B-Instruct --queues urgent,bulk --max-jobs 128
+    """
+    settings = load_settings(flags)
+    configure_logging(settings.log_level)
+    start_worker(settings, burst=burst, panel=burst_bar if burst else no_panel)

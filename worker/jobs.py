@@ -1,0 +1,163 @@
+"""The prompt job: the one payload Pagemill accepts, schema-versioned, typed and size-capped.
+
+A producer needs none of this module: a plain JSON object enqueued under `FUNCTION_NAME` is a job. Producers that do
+use it get their errors before Redis; the worker validates every record with it again.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from worker.errors import InvalidJob
+
+FUNCTION_NAME = "pagemill.prompt"  # the only function name a queue record may carry
+SCHEMA_VERSION = 1
+MAX_PAYLOAD_BYTES = 1_048_576  # a record's UTF-8 JSON, before RQ compresses it
+MAX_OUTPUT_TOKENS = 1_000_000
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_METADATA_ENTRIES = 16
+MAX_SEED = 2**63 - 1
+
+Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(min_length=1)
+
+
+class PromptJob(BaseModel):
+    """One prompt and how to answer it. Exactly one of `prompt` and `messages` is given.
+
+    `prompt` becomes a user turn of the model's chat template unless `raw` is set, which sends its text as it is.
+    `temperature` 0 is greedy. `seed` None derives a seed from the job id, so a second attempt repeats the first.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    schema_version: Literal[1] = 1
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, max_length=1024)
+    system: str | None = Field(default=None, min_length=1)
+    raw: bool = False
+    model: str | None = Field(default=None, min_length=1, max_length=512)
+    tenant: Identifier = "default"
+    batch_id: Identifier | None = None
+    batch_size: int | None = Field(default=None, ge=1)
+    custom_id: str | None = Field(default=None, min_length=1, max_length=256)
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=MAX_METADATA_ENTRIES)
+    max_tokens: int = Field(default=256, ge=1, le=MAX_OUTPUT_TOKENS)
+    min_tokens: int = Field(default=0, ge=0, le=MAX_OUTPUT_TOKENS)
+    temperature: float = Field(default=0.0, ge=0.0, le=2.0, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=0, le=1_000_000)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)], ...] = Field(
+        default=(), max_length=MAX_STOP_STRINGS
+    )
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = False
+
+    @field_validator("prompt", "system", "custom_id")
+    @classmethod
+    def _text_is_storable(cls, value: str | None) -> str | None:
+        if value is not None:
+            _check_text(value)
+        return value
+
+    @field_validator("messages", mode="after")
+    @classmethod
+    def _messages_are_storable(cls, value: tuple[Message, ...] | None) -> tuple[Message, ...] | None:
+        for message in value or ():
+            _check_text(message.content)
+        return value
+
+    @field_validator("metadata", mode="after")
+    @classmethod
+    def _metadata_is_storable(cls, value: dict[str, str]) -> dict[str, str]:
+        for text in (*value.keys(), *value.values()):
+            _check_text(text)
+            if len(text) > 512:
+                raise ValueError(f"keys and values may have at most 512 characters, one has {len(text)}")
+        return value
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("exactly one of prompt and messages must be given")
+        if self.prompt is not None and not self.prompt.strip():
+            raise ValueError("prompt is empty; it needs at least one character that is not white space")
+        if self.raw and (self.messages is not None or self.system is not None):
+            raise ValueError("raw takes a prompt only: messages and system need the chat template")
+        if self.messages is not None and self.system is not None:
+            raise ValueError("system goes with prompt; give it as the first of messages instead")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        return self
+
+
+def _check_text(text: str) -> None:
+    """Raise ValueError for text that UTF-8 or PostgreSQL cannot hold."""
+    if "\x00" in text:
+        raise ValueError(f"holds a NUL character at position {text.index(chr(0))}, which SQL text cannot store")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"holds a lone surrogate at position {error.start}; it is not valid Unicode") from None
+
+
+def parse_job(payload: Mapping[str, Any]) -> PromptJob:
+    """Return the typed job, or raise InvalidJob naming the first field at fault, its value and the limit."""
+    try:
+        # The JSON mode accepts arrays where the model has tuples; a NaN travels as NaN and is refused by its field.
+        return PromptJob.model_validate_json(_dump(payload))
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+def dump_job(job: PromptJob) -> dict[str, Any]:
+    """Return the JSON object of a job, defaults left out, checked against `MAX_PAYLOAD_BYTES`."""
+    payload = {"schema_version": SCHEMA_VERSION, **job.model_dump(mode="json", exclude_defaults=True)}
+    _dump(payload)
+    return payload
+
+
+def _dump(payload: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(payload, ensure_ascii=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidJob("payload", f"is not a JSON object: {error}") from None
+    if len(text) > MAX_PAYLOAD_BYTES:
+        size = len(json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        if size > MAX_PAYLOAD_BYTES:
+            raise InvalidJob("payload", f"has {size} bytes; at most {MAX_PAYLOAD_BYTES} are accepted")
+    return text
+
+
+def _invalid(error: ValidationError) -> InvalidJob:
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if not field:
+        name, _, rest = message.partition(" ")
+        field, message = (name, rest) if name in PromptJob.model_fields else ("payload", message)
+    elif first["type"] == "extra_forbidden":
+        message = f"unknown field; the fields are {', '.join(PromptJob.model_fields)}"
+    else:
+        message = f"{message}, got {_shorten(first['input'])}"
+    return InvalidJob(field, message)
+
+
+def _shorten(value: object) -> str:
+    text = "NaN" if isinstance(value, float) and math.isnan(value) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,160 @@
+-- What every script shares: inserted behind its first line. RQ's key prefix is always the first argument.
+-- A job's record is RQ's hash `<prefix>:job:<id>`. A lease is a member "job_id:execution_id" of the sorted set
+-- `pagemill:leases:<queue>`, scored by its end in seconds; the record names the one execution that may hold it.
+-- RQ's own `wip` set shows the same members, but with scores far ahead: its readers fail what they find expired there.
+
+local PREFIX = ARGV[1]
+local RQ_GRACE_SECONDS = 31536000
+local EXECUTION_GRACE_SECONDS = 60
+local MAX_TTL_SECONDS = 2147483647
+local TERMINAL = {finished = true, failed = true, canceled = true, stopped = true}
+
+local call = redis.call
+local clock = call('TIME')
+local NOW = tonumber(clock[1])
+local NOW_US = NOW * 1000000 + tonumber(clock[2])
+local NOW_TEXT = string.format('%d.%06d', clock[1], clock[2])
+
+local function job_key(job_id)
+    return PREFIX .. ':job:' .. job_id
+end
+
+local function queue_key(queue)
+    return PREFIX .. ':queue:' .. queue
+end
+
+local function leases_key(queue)
+    return 'pagemill:leases:' .. queue
+end
+
+local function is_hash(key)
+    return call('TYPE', key).ok == 'hash'
+end
+
+-- Now as RQ writes dates: 2026-01-31T23:59:59.123456Z
+local function now_utc()
+    local function days_of(year)
+        local leap = year % 4 == 0 and (year % 100 ~= 0 or year % 400 == 0)
+        return leap and 366 or 365
+    end
+    local year, day, second = 1970, math.floor(NOW / 86400), NOW % 86400
+    while day >= days_of(year) do
+        day = day - days_of(year)
+        year = year + 1
+    end
+    local lengths = {31, days_of(year) - 337, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31}
+    local month = 1
+    while day >= lengths[month] do
+        day = day - lengths[month]
+        month = month + 1
+    end
+    return string.format('%04d-%02d-%02dT%02d:%02d:%02d.%06dZ', year, month, day + 1,
+        math.floor(second / 3600), math.floor(second / 60) % 60, second % 60, tonumber(clock[2]))
+end
+
+-- A time to live in whole seconds from a record's field; `default` where the field is missing or no such number.
+local function read_ttl(text, default)
+    local ttl = tonumber(text or '')
+    if not ttl or ttl ~= ttl or ttl < -1 or ttl > MAX_TTL_SECONDS then
+        return tonumber(default)
+    end
+    return math.floor(ttl)
+end
+
+-- Lengthen a key's life, never shorten it.
+local function live_at_least(key, seconds)
+    local left = call('TTL', key)
+    if left < seconds then
+        call('EXPIRE', key, seconds)
+    end
+end
+
+-- Write or renew everything that shows an execution is alive, for `lease` seconds from now.
+local function renew(queue, job_id, execution_id, worker_name, lease)
+    local member = job_id .. ':' .. execution_id
+    local execution = PREFIX .. ':execution:' .. member
+    local executions = PREFIX .. ':executions:' .. job_id
+    local worker_executions = PREFIX .. ':worker:' .. worker_name .. ':executions'
+    local seconds = math.ceil(lease) + EXECUTION_GRACE_SECONDS
+    call('HSETNX', execution, 'created_at', NOW_TEXT)
+    call('HSET', execution, 'id', execution_id, 'job_id', job_id, 'worker_name', worker_name,
+        'last_heartbeat', NOW_TEXT)
+    call('EXPIRE', execution, seconds)
+    call('ZADD', executions, NOW + seconds, execution_id)
+    call('EXPIRE', executions, seconds)
+    call('ZADD', leases_key(queue), NOW_US / 1000000 + lease, member)
+    call('ZADD', PREFIX .. ':wip:' .. queue, NOW + math.ceil(lease) + RQ_GRACE_SECONDS, member)
+    call('SADD', worker_executions, member)
+    live_at_least(worker_executions, seconds)
+end
+
+-- Remove every trace of an execution but the job's own record.
+local function drop_execution(queue, job_id, execution_id, worker_name)
+    local member = job_id .. ':' .. execution_id
+    local execution = PREFIX .. ':execution:' .. member
+    local owner = call('HGET', execution, 'worker_name') or worker_name
+    call('DEL', execution)
+    call('ZREM', PREFIX .. ':executions:' .. job_id, execution_id)
+    call('ZREM', leases_key(queue), member)
+    call('ZREM', PREFIX .. ':wip:' .. queue, member)
+    call('SREM', PREFIX .. ':worker:' .. owner .. ':executions', member)
+end
+
+-- Tell whether the lease still stands: nobody cancelled, deleted, swept or claimed the job meanwhile.
+local function holds(queue, job_id, execution_id, epoch)
+    local member = job_id .. ':' .. execution_id
+    if not call('ZSCORE', leases_key(queue), member) or not call('ZSCORE', PREFIX .. ':wip:' .. queue, member) then
+        return false
+    end
+    if not is_hash(job_key(job_id)) then
+        return false
+    end
+    local fields = call('HMGET', job_key(job_id), 'status', 'pagemill_execution', 'pagemill_epoch')
+    return not TERMINAL[fields[1]] and fields[2] == execution_id and (not epoch or fields[3] == epoch)
+end
+
+-- Give a held job back to the head of its queue. `enqueued_at` stays: the wait began then.
+local function put_back(queue, job_id)
+    local job = job_key(job_id)
+    call('HSET', job, 'status', 'queued', 'worker_name', '', 'started_at', '')
+    call('HDEL', job, 'pagemill_execution', 'pagemill_queue')
+    local ttl = read_ttl(call('HGET', job, 'ttl'), 0)
+    if ttl > 0 then
+        call('EXPIRE', job, ttl)
+    end
+    call('SADD', PREFIX .. ':queues', queue_key(queue))
+    call('LPUSH', queue_key(queue), job_id)
+end
+
+-- End a job in one of RQ's registries; a negative `ttl` keeps it for ever.
+local function end_job(queue, job_id, status, registry, ttl, result)
+    local job = job_key(job_id)
+    call('HSET', job, 'status', status, 'ended_at', now_utc())
+    call('HDEL', job, 'pagemill_execution', 'pagemill_queue')
+    call('ZREM', 'pagemill:cancelling', job_id)
+    local score = ttl < 0 and '+inf' or NOW + ttl
+    call('ZADD', PREFIX .. ':' .. registry .. ':' .. queue, score, job_id)
+    local keys = {job, job .. ':dependents', job .. ':dependencies'}
+    if result then
+        local stream = PREFIX .. ':results:' .. job_id
+        call('XADD', stream, 'MAXLEN', '~', 10, '*', unpack(result))
+        table.insert(keys, stream)
+    end
+    for _, key in ipairs(keys) do
+        if ttl < 0 then
+            call('PERSIST', key)
+        else
+            call('EXPIRE', key, ttl)
+        end
+    end
+end
+
+-- Count an ended job on its worker's record, if RQ knows the worker.
+local function count_on_worker(worker_name, counter, started_at)
+    local worker = PREFIX .. ':worker:' .. worker_name
+    if call('EXISTS', worker) == 1 then
+        call('HINCRBY', worker, counter, 1)
+        local seconds = NOW_US / 1000000 - (tonumber(started_at or '') or NOW_US / 1000000)
+        call('HINCRBYFLOAT', worker, 'total_working_time', string.format('%.6f', math.max(seconds, 0)))
+    end
+end

@@ -1,0 +1,31 @@
+#!lua flags=allow-oom
+-- Return the jobs that this worker holds without knowing it: the reply of their claim was lost.
+-- Arguments: prefix, worker name, known execution id...
+-- Reply: as of claim.lua, but the fields are those after the claim, with no time: started_at has it.
+
+local worker_name = ARGV[2]
+local known = {}
+for index = 3, #ARGV do
+    known[ARGV[index]] = true
+end
+
+local found = {}
+local executions = PREFIX .. ':worker:' .. worker_name .. ':executions'
+for _, member in ipairs(call('SMEMBERS', executions)) do
+    local job_id, execution_id = member:match('^(.*):([^:]*)$')
+    if job_id and not known[execution_id] then
+        local job = job_key(job_id)
+        local queue = is_hash(job) and call('HGET', job, 'pagemill_queue')
+        if queue and holds(queue, job_id, execution_id) then
+            local epoch = call('HGET', job, 'pagemill_epoch')
+            found[#found + 1] = {'claimed', job_id, execution_id, epoch, '', queue, call('HGETALL', job)}
+        end
+    end
+end
+table.sort(found, function(one, other)
+    if one[4] ~= other[4] then
+        return tonumber(one[4]) < tonumber(other[4])
+    end
+    return one[3] < other[3]
+end)
+return found

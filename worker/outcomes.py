@@ -1,0 +1,139 @@
+"""From a finished request to what SQL and Redis get: text, reason, figures."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+from engine.request import FinishReason, Request, RequestError
+from engine.stopping import Detokenize, stop_position
+from worker.errors import InvalidJob
+from worker.held import HeldJob
+from worker.queue import Acknowledgement
+from worker.records import AttemptState, JobStats, Outcome
+
+MS = 1000.0  # milliseconds in a second
+
+
+class OutcomeBuilder:
+    """Builds outcomes for one engine.
+
+    `bytes_per_block` covers all layers; `peak_memory_bytes` reads the device's (or process's) peak; `monotonic` is the
+    engine's clock.
+    """
+
+    def __init__(
+        self,
+        detokenize: Detokenize,
+        bytes_per_block: int,
+        peak_memory_bytes: Callable[[], int],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._detokenize = detokenize
+        self._bytes_per_block = bytes_per_block
+        self._peak_memory_bytes = peak_memory_bytes
+        self._monotonic = monotonic
+
+    def finished(self, job: HeldJob) -> Outcome:
+        """Return the outcome of a job whose request finished, whatever the reason."""
+        request = job.request
+        assert request is not None, "a finished job has a request"
+        assert request.finish_reason is not None, "a finished request has a reason"
+        if request.error is not None:
+            return self.failed(job, request.error.code, str(request.error))
+        cancelled = request.finish_reason is FinishReason.CANCELLED
+        return self._outcome(
+            job,
+            AttemptState.CANCELLED if cancelled else AttemptState.DONE,
+            text=output_text(request, self._detokenize),
+            token_ids=tuple(request.output_token_ids),
+            finish_reason=request.finish_reason.value,
+            stats=self._stats(job, request),
+        )
+
+    def rejected(self, job: HeldJob, error: InvalidJob | RequestError) -> Outcome:
+        """Return the outcome of a job that cannot be served as asked."""
+        return self.failed(job, error.code, str(error))
+
+    def failed(self, job: HeldJob, code: str, message: str) -> Outcome:
+        return self._outcome(job, AttemptState.FAILED, error=(code, message))
+
+    def cancelled(self, job: HeldJob) -> Outcome:
+        """Return the outcome of a job that was cancelled before the engine had it."""
+        return self._outcome(job, AttemptState.CANCELLED, finish_reason=FinishReason.CANCELLED.value)
+
+    def handed_back(self, job: HeldJob) -> Outcome:
+        return self._outcome(job, AttemptState.REQUEUED)
+
+    def _outcome(
+        self,
+        job: HeldJob,
+        state: AttemptState,
+        *,
+        text: str | None = None,
+        token_ids: tuple[int, ...] = (),
+        finish_reason: str | None = None,
+        error: tuple[str, str] | None = None,
+        stats: JobStats | None = None,
+    ) -> Outcome:
+        return Outcome(
+            claim=job.claim,
+            state=state,
+            ended_at=self._wall_time(job),
+            text=text,
+            token_ids=token_ids,
+            finish_reason=finish_reason,
+            prompt_tokens=len(job.prompt),
+            completion_tokens=len(token_ids),
+            error_code=error[0] if error else None,
+            error_message=error[1] if error else None,
+            stats=stats,
+        )
+
+    def _wall_time(self, job: HeldJob) -> datetime:
+        """Return now on the clock of the claim, Redis's, so that a job's times are of one clock."""
+        elapsed = timedelta(seconds=self._monotonic() - job.claimed_at)
+        return (job.claim.claimed_at + elapsed).astimezone(UTC)
+
+    def _stats(self, job: HeldJob, request: Request) -> JobStats:
+        figures = request.figures
+        assert figures.finished_at is not None, "a finished request has its time"
+        times = figures.token_times
+        gaps = sorted(later - earlier for earlier, later in pairwise(times))
+        # Enqueued on the producer's clock, claimed on Redis's: a skew must not give a negative time.
+        queue_ms = max(0.0, (job.claim.claimed_at - job.claim.enqueued_at).total_seconds() * MS)
+        return JobStats(
+            queue_ms=queue_ms,
+            tokenize_ms=job.tokenize_ms,
+            ttft_ms=(times[0] - job.claimed_at) * MS if times else None,
+            itl_mean_ms=sum(gaps) / len(gaps) * MS if gaps else None,
+            itl_p99_ms=gaps[-(-99 * len(gaps) // 100) - 1] * MS if gaps else None,  # nearest rank
+            e2e_ms=queue_ms + (figures.finished_at - job.claimed_at) * MS,
+            kv_blocks_peak=figures.kv_blocks_peak,
+            kv_bytes_peak=figures.kv_blocks_peak * self._bytes_per_block,
+            kv_block_seconds=figures.kv_block_seconds,
+            prefix_hit_tokens=figures.prefix_hit_tokens,
+            preemptions=figures.preemptions,
+            memory_peak_bytes=self._peak_memory_bytes(),
+        )
+
+
+def output_text(request: Request, detokenize: Detokenize) -> str:
+    """Return the output so far; of a request that a stop string ended, the part before it."""
+    text = detokenize(request.output_token_ids)
+    if request.finish_reason is FinishReason.STOP_STRING:
+        return text[: stop_position(request.output_token_ids, request.params.stop, detokenize)]
+    return text
+
+
+def acknowledgement(outcome: Outcome) -> Acknowledgement:
+    """Return what RQ's readers see of an outcome that was committed. `outcome.state` is not REQUEUED."""
+    value = None
+    if outcome.state is AttemptState.DONE:
+        value = {
+            "text": outcome.text,
+            "finish_reason": outcome.finish_reason,
+            "prompt_tokens": outcome.prompt_tokens,
+            "completion_tokens": outcome.completion_tokens,
+        }
+    error = f"{outcome.error_code}: {outcome.error_message}" if outcome.error_code else None
+    return Acknowledgement(outcome.claim, outcome.state, value, error)

@@ -1,0 +1,210 @@
+"""The queue as a worker sees it: claims under leases, on RQ's own data structures.
+
+Every verb is one atomic script and one round trip, whatever the number of jobs. `rq info`, dashboards and `Job.fetch`
+read what is written here; nothing that a record names is imported, called or unpickled.
+
+Every verb may be called again when its reply was lost: a repeated acknowledgement, requeue or dead-lettering finds its
+work done; jobs of a claim whose reply was lost come back from `recover`.
+"""
+
+import base64
+import json
+import logging
+import zlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import redis
+from rq import Queue
+from rq.exceptions import NoSuchJobError
+from rq.job import Job
+from rq.rate_limit import release_slot
+from rq.serializers import JSONSerializer
+
+from worker.connection import redis_errors
+from worker.queue_access import CANCELLING_KEY, FAILURE_TTL_SECONDS, QueueAccess
+from worker.queue_records import Fields, RecordError, raw_json, read_date, read_record
+from worker.records import AttemptState, Claim, DeadRecord
+
+DEFAULT_RESULT_TTL_SECONDS = 86_400
+SWEEP_LIMIT = 1_000  # leases per call: bounds the time that a script holds the server
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What came out of the queue: jobs to run, and records that are none."""
+
+    claims: tuple[Claim, ...]
+    dead: tuple[DeadRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """The end of a claimed job, as RQ's readers will see it. `state` is DONE, FAILED or CANCELLED."""
+
+    claim: Claim
+    state: AttemptState
+    return_value: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class JobQueue(QueueAccess):
+    """One worker's claims. Errors of every method: those of `worker.connection.redis_errors`."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        worker_name: str,
+        lease_seconds: float,
+        *,
+        default_result_ttl_seconds: int = DEFAULT_RESULT_TTL_SECONDS,
+    ) -> None:
+        super().__init__(connection)
+        self.worker_name = worker_name
+        self.lease_seconds = lease_seconds
+        self._default_result_ttl_seconds = default_result_ttl_seconds
+
+    def claim(self, queues: Sequence[str], limit: int) -> Claimed:
+        """Claim up to `limit` jobs: the first queue's before the second's, first in, first out within each.
+
+        Dead records are leased too (until `dead_letter`), save those that cannot be: these are dead-lettered already.
+        Claims nothing while RQ is suspended.
+        """
+        if limit < 1:
+            return Claimed((), ())
+        token = uuid4().hex[:24]
+        return _read_claimed(self._scripts.call("claim", [self.worker_name, self.lease_seconds, limit, token, *queues]))
+
+    def recover(self, known_execution_ids: Iterable[str]) -> Claimed:
+        """Return what this worker holds without knowing it, because the reply of a claim was lost."""
+        return _read_claimed(self._scripts.call("recover", [self.worker_name, *known_execution_ids]))
+
+    def extend(self, claims: Iterable[Claim]) -> frozenset[str]:
+        """Renew leases for `lease_seconds` from now. Returns the execution ids of those that are gone: the job was
+        cancelled, deleted or taken over, and must not be acknowledged."""
+        held = list(claims)
+        if not held:
+            return frozenset()
+        reply = self._scripts.call("extend", [self.worker_name, self.lease_seconds, *_lease_arguments(held)])
+        return _gone(held, reply)
+
+    def acknowledge(self, acknowledgements: Iterable[Acknowledgement]) -> frozenset[str]:
+        """End jobs in Redis, after their commit in SQL: status, registry, result, expiry, the worker's counters, and
+        the release of RQ jobs that depend on them. Returns the execution ids of leases that are gone, for which
+        nothing was written. Callbacks and webhooks of records are never run."""
+        ends = list(acknowledgements)
+        if not ends:
+            return frozenset()
+        arguments: list[str | int] = [self.worker_name, self._default_result_ttl_seconds, FAILURE_TTL_SECONDS]
+        for end in ends:
+            arguments += _lease_arguments([end.claim])
+            arguments += (end.state.value, _encode_value(end.return_value), _encode_error(end.error))
+        reply = self._scripts.call("acknowledge", arguments)
+        for end, code in zip(ends, reply, strict=True):
+            if code == 2 and end.state is not AttemptState.CANCELLED:
+                self._release_waiting(end.claim)
+        return _gone([end.claim for end in ends], reply)
+
+    def requeue(self, claims: Iterable[Claim]) -> frozenset[str]:
+        """Hand jobs back to the heads of their queues in their old order, spending none of RQ's retries. Returns the
+        execution ids of leases that are gone."""
+        youngest_first = sorted(claims, key=lambda claim: (claim.epoch, claim.execution_id), reverse=True)
+        if not youngest_first:
+            return frozenset()
+        reply = self._scripts.call("requeue", [self.worker_name, *_lease_arguments(youngest_first)])
+        return _gone(youngest_first, reply)
+
+    def sweep(self, queues: Iterable[str]) -> tuple[str, ...]:
+        """Put jobs whose leases ran out, of whatever worker, back at the heads of their queues; at most `SWEEP_LIMIT`
+        per call. Returns their ids."""
+        return tuple(job_id.decode() for job_id in self._scripts.call("sweep", [SWEEP_LIMIT, *queues]))
+
+    def dead_letter(self, records: Iterable[DeadRecord]) -> int:
+        """Move this worker's dead records to RQ's failed registry and, raw, to the list `pagemill:dead:<queue>`.
+        Returns how many moved now; to be called once SQL has them."""
+        arguments: list[str | int] = [self.worker_name, FAILURE_TTL_SECONDS]
+        for record in records:
+            reason = f"{record.error_code}: {record.error_message}"
+            arguments += (record.queue, record.job_id, record.raw, _encode_error(reason))
+        return int(self._scripts.call("dead_letter", arguments))
+
+    def cancelling(self) -> frozenset[str]:
+        """Return the ids of running jobs that somebody asked to cancel, within the last day."""
+        return frozenset(job_id.decode() for job_id in self._scripts.call("marked", [CANCELLING_KEY]))
+
+    def forget_cancelling(self, job_ids: Collection[str]) -> None:
+        """Drop requests to cancel that are answered or moot."""
+        if job_ids:
+            with redis_errors():
+                self.connection.zrem(CANCELLING_KEY, *job_ids)
+
+    def _release_waiting(self, claim: Claim) -> None:
+        """Let RQ enqueue the jobs that wait for this one's end, and free its rate limit's slot."""
+        try:
+            with redis_errors():
+                job = Job.fetch(claim.job_id, connection=self.connection, serializer=JSONSerializer)
+                queue = Queue(claim.queue, connection=self.connection, serializer=JSONSerializer)
+                queue.enqueue_dependents(job)
+                release_slot(job)
+        except NoSuchJobError:
+            logger.warning("job %s is gone; the jobs that depend on it stay deferred", claim.job_id)
+
+
+def _lease_arguments(claims: Iterable[Claim]) -> list[str | int]:
+    return [part for claim in claims for part in (claim.queue, claim.job_id, claim.execution_id, claim.epoch)]
+
+
+def _gone(claims: Sequence[Claim], reply: Sequence[int]) -> frozenset[str]:
+    return frozenset(claim.execution_id for claim, code in zip(claims, reply, strict=True) if code == 0)
+
+
+def _encode_value(value: dict[str, Any] | None) -> str:
+    """Encode a return value as `rq.results.Result` does with RQ's JSON serializer; '' is none."""
+    return "" if value is None else base64.b64encode(json.dumps(value).encode()).decode()
+
+
+def _encode_error(text: str | None) -> str:
+    """Encode an error's text as `rq.results.Result` does; '' is none."""
+    return "" if text is None else base64.b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
+
+
+def _read_claimed(reply: Sequence[Sequence[Any]]) -> Claimed:
+    claims, dead = [], []
+    for kind, *record in reply:
+        read = _read_claim(*record) if kind == b"claimed" else _read_buried(*record)
+        if isinstance(read, Claim):
+            claims.append(read)
+        else:
+            dead.append(read)
+    return Claimed(tuple(claims), tuple(dead))
+
+
+def _read_claim(
+    job_id: bytes, execution_id: bytes, epoch: bytes, claimed_us: bytes, queue: bytes, flat: Sequence[bytes]
+) -> Claim | DeadRecord:
+    fields: Fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    try:
+        record = read_record(fields)
+    except RecordError as error:
+        enqueued_at = read_date(fields.get(b"enqueued_at", b""))
+        return DeadRecord(job_id.decode(), queue.decode(), error.code, str(error), raw_json(fields), enqueued_at)
+    claimed_at = None if claimed_us else read_date(fields.get(b"started_at", b""))
+    return Claim(
+        job_id=job_id.decode(),
+        execution_id=execution_id.decode(),
+        epoch=int(epoch),
+        queue=queue.decode(),
+        job=record.job,
+        payload_json=record.payload_json,
+        enqueued_at=record.enqueued_at,
+        claimed_at=claimed_at or datetime.fromtimestamp(int(claimed_us or epoch) / 1e6, UTC),
+    )
+
+
+def _read_buried(job_id: bytes, queue: bytes, reason: bytes, raw: bytes) -> DeadRecord:
+    return DeadRecord(job_id.decode(), queue.decode(), "corrupt_record", reason.decode(), raw.decode(), None)

@@ -1,0 +1,141 @@
+"""From RQ's job record to a prompt job: nothing in a record is trusted, unpickled or imported."""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rq.job import JobStatus
+
+from worker.errors import InvalidJob, PagemillError
+from worker.jobs import FUNCTION_NAME, MAX_PAYLOAD_BYTES, PromptJob, parse_job
+
+MAX_DATA_BYTES = 6 * MAX_PAYLOAD_BYTES + 1024  # RQ's JSON escapes a character of one or two bytes with six
+MAX_RAW_FIELD_BYTES = 1_048_576  # of each field that a dead record keeps
+MAX_SECONDS = 2**31 - 1
+STATUSES = frozenset(status.value for status in JobStatus)
+SECONDS_FIELDS = ("timeout", "result_ttl", "failure_ttl", "ttl")
+DATE_FIELDS = ("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat")
+
+Fields = Mapping[bytes, bytes]
+
+
+class RecordError(PagemillError):
+    """A record that is not a prompt job; `code` says in a word why."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRecord:
+    """What a well-formed record holds."""
+
+    job: PromptJob
+    payload_json: str
+    enqueued_at: datetime  # UTC
+
+
+def read_record(fields: Fields) -> PromptRecord:
+    """Read RQ's fields of a job. Raises RecordError for anything but a valid prompt job; mutates nothing."""
+    status = fields.get(b"status", b"created")
+    if status.decode("latin-1") not in STATUSES:
+        raise RecordError("corrupt_record", f"status: {_shorten(status)} is not one of RQ's")
+    for name in SECONDS_FIELDS:
+        _check_seconds(name, fields.get(name.encode(), b""))
+    dates = {name: _read_date(name, fields.get(name.encode(), b"")) for name in DATE_FIELDS}
+    enqueued_at = dates["enqueued_at"] or dates["created_at"]
+    if enqueued_at is None:
+        raise RecordError("corrupt_record", "enqueued_at: is missing")
+    payload = _read_payload(fields.get(b"data", b""))
+    try:
+        job = parse_job(payload)
+    except InvalidJob as error:
+        raise RecordError(error.code, str(error)) from None
+    return PromptRecord(job, json.dumps(payload), enqueued_at)
+
+
+def read_date(text: bytes) -> datetime | None:
+    """Return RQ's date as UTC; None where it is empty or malformed."""
+    try:
+        return datetime.strptime(text.decode("ascii"), "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def raw_json(fields: Fields) -> str:
+    """Return a record's fields as ASCII JSON for keeping: text as text, other bytes as hex, very long ones cut."""
+    return json.dumps({_show(name): _show(value) for name, value in fields.items()})
+
+
+def _read_payload(data: bytes) -> dict[str, Any]:
+    text = _decompress(data)
+    if text[:1] == b"\x80":
+        raise RecordError("pickled_record", "data: is pickled and was not loaded; enqueue with serializer='json'")
+    try:
+        call = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RecordError("corrupt_record", f"data: is not JSON ({type(error).__name__})") from None
+    if not isinstance(call, list) or len(call) != 4:
+        raise RecordError("corrupt_record", "data: is not RQ's list of function, instance, args and kwargs")
+    function, instance, args, kwargs = call
+    if function != FUNCTION_NAME:
+        raise RecordError(
+            "wrong_function", f"function: {_shorten(function)} was refused; only {FUNCTION_NAME} runs here"
+        )
+    if instance is not None or kwargs not in ({}, None):
+        raise RecordError("wrong_arguments", "arguments: only one positional JSON object is accepted, no keywords")
+    if not isinstance(args, list) or len(args) != 1 or not isinstance(args[0], dict):
+        raise RecordError("wrong_arguments", "arguments: exactly one JSON object is accepted")
+    return args[0]
+
+
+def _decompress(data: bytes) -> bytes:
+    """Inflate a record's data, but never beyond the size that a valid job can have."""
+    inflater = zlib.decompressobj()
+    try:
+        text = inflater.decompress(data, MAX_DATA_BYTES)
+    except zlib.error:
+        raise RecordError("corrupt_record", "data: is not zlib-compressed") from None
+    if inflater.unconsumed_tail:
+        raise RecordError("invalid_job", f"payload: has more than {MAX_PAYLOAD_BYTES} bytes")
+    if not inflater.eof or inflater.unused_data:
+        raise RecordError("corrupt_record", "data: is cut short or has bytes behind its end")
+    return text
+
+
+def _check_seconds(name: str, value: bytes) -> None:
+    if not value:
+        return
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -2.0
+    if not -1 <= seconds <= MAX_SECONDS:
+        raise RecordError(
+            "corrupt_record", f"{name}: {_shorten(value)} is not a number of seconds from -1 to {MAX_SECONDS}"
+        )
+
+
+def _read_date(name: str, value: bytes) -> datetime | None:
+    date = read_date(value)
+    if value and date is None:
+        raise RecordError("corrupt_record", f"{name}: {_shorten(value)} is not a date of RQ's")
+    return date
+
+
+def _show(value: bytes) -> str:
+    cut = value[:MAX_RAW_FIELD_BYTES]
+    try:
+        text = cut.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "hex:" + cut.hex()
+    return text if len(cut) == len(value) else f"{text}... (of {len(value)} bytes)"
+
+
+def _shorten(value: object) -> str:
+    text = ascii(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

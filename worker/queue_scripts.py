@@ -1,0 +1,36 @@
+"""The Lua scripts of the queue protocol, loaded from `worker/lua` and bound to a connection."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import redis
+from rq.defaults import RQ_KEY_PREFIX
+
+from worker.connection import redis_errors
+
+SCRIPT_NAMES = (
+    *("claim", "recover", "extend", "acknowledge", "requeue", "sweep", "dead_letter"),
+    *("cancel", "mark", "marked"),
+)
+
+Argument = str | int | float | bytes
+
+
+def load_script(name: str) -> str:
+    """Return a script's source: its first line (the engine's flags), what all scripts share, its body."""
+    folder = files("worker") / "lua"
+    flags, body = (folder / f"{name}.lua").read_text("utf-8").split("\n", 1)
+    return "\n".join((flags, (folder / "common.lua").read_text("utf-8"), body))
+
+
+class QueueScripts:
+    """Calls the scripts, each one round trip and atomic. Errors are those of `redis_errors`."""
+
+    def __init__(self, connection: redis.Redis) -> None:
+        self._scripts = {name: connection.register_script(load_script(name)) for name in SCRIPT_NAMES}
+
+    def call(self, name: str, arguments: Sequence[Argument]) -> Any:
+        """Run a script with RQ's key prefix put before its arguments."""
+        with redis_errors():
+            return self._scripts[name](args=[RQ_KEY_PREFIX, *arguments])

@@ -1,0 +1,93 @@
+"""What travels between the queue, the engine's threads and SQL: frozen, plain, no I/O."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from worker.jobs import PromptJob
+
+
+class JobState(StrEnum):
+    """A job's state in SQL. The last four are terminal."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    DEAD = "dead"
+
+
+TERMINAL_STATES = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.DEAD})
+
+
+class AttemptState(StrEnum):
+    """How one attempt ended; RUNNING until it has."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REQUEUED = "requeued"  # handed back (drain, infrastructure): the job will have another attempt
+    LOST = "lost"  # the lease ran out: its worker died or was cut off
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job this worker holds: one attempt under one lease."""
+
+    job_id: str
+    execution_id: str  # RQ's execution: the lease's name
+    epoch: int  # fencing number: microseconds on Redis's clock, strictly rising per job
+    queue: str
+    job: PromptJob
+    payload_json: str  # the job's JSON object as it was enqueued
+    enqueued_at: datetime  # UTC
+    claimed_at: datetime  # UTC, Redis's clock
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRecord:
+    """A queue record that is not a prompt job; kept raw, never executed."""
+
+    job_id: str
+    queue: str
+    error_code: str
+    error_message: str
+    raw: str  # the record's fields as JSON, bytes shown as text or hex
+    enqueued_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobStats:
+    """Latency and memory figures of one attempt."""
+
+    queue_ms: float  # enqueued -> claimed
+    tokenize_ms: float
+    ttft_ms: float | None  # claimed -> first token; None when no token came
+    itl_mean_ms: float | None  # None below two tokens
+    itl_p99_ms: float | None
+    e2e_ms: float  # enqueued -> finished
+    kv_blocks_peak: int
+    kv_bytes_peak: int
+    kv_block_seconds: float
+    prefix_hit_tokens: int
+    preemptions: int
+    memory_peak_bytes: int  # device peak on a GPU, process peak (RSS) on a CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one attempt, ready to be committed and acknowledged."""
+
+    claim: Claim
+    state: AttemptState
+    ended_at: datetime  # UTC
+    text: str | None
+    token_ids: tuple[int, ...]
+    finish_reason: str | None  # stop, stop_string, length, cancelled
+    prompt_tokens: int
+    completion_tokens: int
+    error_code: str | None
+    error_message: str | None
+    stats: JobStats | None

@@ -1,0 +1,109 @@
+"""The job store: every write and read of a job's life in SQL, each method one transaction."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from sqlalchemy import Engine
+
+from worker import attempts, fleet, job_changes, lookups
+from worker.attempts import BegunAttempts
+from worker.database import reading, writing
+from worker.fleet import WorkerCounters, WorkerDetail, WorkerRecord
+from worker.job_changes import SubmittedJob
+from worker.lookups import BatchProgress, JobDetail, JobResult, StateCount
+from worker.records import Claim, DeadRecord, JobState, Outcome
+from worker.tables import utc_now
+
+
+class JobStore:
+    """Jobs, attempts, results and workers in one database. Safe to use from several threads.
+
+    Every method raises ServiceUnavailable when the database cannot be reached or stays locked, and is then safe to call
+    again with the same arguments: nothing, or all of it, was written.
+    """
+
+    def __init__(self, engine: Engine, *, clock: Callable[[], datetime] = utc_now) -> None:
+        """`clock` gives the UTC time of what happens here: dead-lettering, cancelling a waiting job, heartbeats."""
+        self._engine = engine
+        self._clock = clock
+
+    # The life of a job that is claimed.
+
+    def begin_attempts(self, claims: Sequence[Claim], worker_name: str) -> BegunAttempts:
+        """Write the claimed jobs as running, with an attempt each; say which began none. See `attempts.begin`."""
+        with writing(self._engine) as connection:
+            return attempts.begin(connection, claims, worker_name)
+
+    def finish_attempts(self, outcomes: Sequence[Outcome]) -> frozenset[str]:
+        """Write the attempts' ends; return the ids of jobs that were fenced. See `attempts.finish`.
+
+        Call it only after `begin_attempts` returned for the same claims: an attempt that never began is fenced.
+        """
+        with writing(self._engine) as connection:
+            return attempts.finish(connection, outcomes)
+
+    # Jobs outside an attempt.
+
+    def record_dead(self, records: Sequence[DeadRecord]) -> None:
+        """Dead-letter the records. See `job_changes.add_dead`."""
+        with writing(self._engine) as connection:
+            job_changes.add_dead(connection, records, self._clock())
+
+    def record_cancelled(self, jobs: Sequence[SubmittedJob]) -> frozenset[str]:
+        """Cancel jobs that wait; return the ids of those that are cancelled. See `job_changes.add_cancelled`."""
+        with writing(self._engine) as connection:
+            return job_changes.add_cancelled(connection, jobs, self._clock())
+
+    def mark_retried(self, job_ids: Iterable[str]) -> frozenset[str]:
+        """Put ended jobs back to queued; return the ids of those that were. See `job_changes.requeue_ended`."""
+        with writing(self._engine) as connection:
+            return job_changes.requeue_ended(connection, job_ids)
+
+    # Workers.
+
+    def register_worker(self, record: WorkerRecord) -> None:
+        """Write that a worker started; one of the same name is started anew."""
+        with writing(self._engine) as connection:
+            fleet.add_worker(connection, record)
+
+    def heartbeat_worker(self, name: str, counters: WorkerCounters) -> None:
+        """Write that the worker is alive, and its counters."""
+        with writing(self._engine) as connection:
+            fleet.beat_worker(connection, name, counters, self._clock())
+
+    def stop_worker(self, name: str) -> None:
+        """Write that the worker stopped; the first such time stays."""
+        with writing(self._engine) as connection:
+            fleet.end_worker(connection, name, self._clock())
+
+    def workers(self) -> tuple[WorkerDetail, ...]:
+        """Return every worker, the latest to start first."""
+        with reading(self._engine) as connection:
+            return fleet.find_workers(connection)
+
+    # Reading.
+
+    def job(self, job_id: str) -> JobDetail | None:
+        """Return the job with its attempts, result and figures, or None."""
+        with reading(self._engine) as connection:
+            return lookups.find_job(connection, job_id)
+
+    def states(self, job_ids: Iterable[str]) -> Mapping[str, JobState]:
+        """Return the state of each job that SQL has seen."""
+        with reading(self._engine) as connection:
+            return lookups.find_states(connection, job_ids)
+
+    def results(self, job_ids: Iterable[str]) -> Mapping[str, JobResult]:
+        """Return the result of each job that has one."""
+        with reading(self._engine) as connection:
+            return lookups.find_results(connection, job_ids)
+
+    def state_counts(self) -> tuple[StateCount, ...]:
+        """Return the number of jobs by queue and state."""
+        with reading(self._engine) as connection:
+            return lookups.count_states(connection)
+
+    def batch(self, batch_id: str) -> BatchProgress | None:
+        """Return the batch's progress, or None."""
+        with reading(self._engine) as connection:
+            return lookups.find_batch(connection, batch_id)

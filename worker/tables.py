@@ -1,0 +1,232 @@
+"""The SQL tables, the same on SQLite and PostgreSQL. `migrations/` creates them; a test holds the two together.
+
+Every time is UTC. Names and units of figures are those of `worker.records`.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    Double,
+    Enum,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from worker.records import AttemptState, JobState
+
+REPLACEMENT_CHARACTER = "\ufffd"
+
+
+def utc_now() -> datetime:
+    """Return the time in UTC, on this machine's clock."""
+    return datetime.now(UTC)
+
+
+def storable(text: str) -> str:
+    """Return `text` with each NUL and lone surrogate replaced by U+FFFD: PostgreSQL holds neither.
+
+    Prompts with such characters are refused before they come here; a model's output or a corrupt record may have them.
+    """
+    if text.isascii() and "\x00" not in text:
+        return text
+    text = text.replace("\x00", REPLACEMENT_CHARACTER)
+    return "".join(REPLACEMENT_CHARACTER if "\ud800" <= character <= "\udfff" else character for character in text)
+
+
+class StorableText(TypeDecorator[str]):
+    """Text that both databases can hold; see `storable`."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else storable(value)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A time-zone-aware UTC datetime on both databases; a naive one is refused with ValueError."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value.isoformat()} has no time zone; times are stored in UTC")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def _state_type(states: type[JobState] | type[AttemptState]) -> Enum:
+    """Text of the states' values with a CHECK constraint, not a native enum: adding a state is then one migration."""
+    return Enum(
+        states,
+        name="state",
+        native_enum=False,
+        create_constraint=True,
+        length=16,
+        values_callable=lambda members: [member.value for member in members],
+    )
+
+
+AutoId = Annotated[int, mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)]
+JobKey = Annotated[str, mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)]
+
+
+class Base(DeclarativeBase):
+    """The tables' common base: naming of constraints, and the column type of each Python type."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar = {
+        str: StorableText,
+        int: BigInteger,
+        float: Double,
+        datetime: UtcDateTime,
+        list[int]: JSON,
+        JobState: _state_type(JobState),
+        AttemptState: _state_type(AttemptState),
+    }
+
+
+class BatchRow(Base):
+    """Jobs submitted together."""
+
+    __tablename__ = "batches"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    size: Mapped[int | None]  # jobs that its producer announced
+    created_at: Mapped[datetime]  # when the first of its jobs to be seen was enqueued
+
+
+class JobRow(Base):
+    """The durable unit of work. `epoch` is that of its latest claim, 0 before the first."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        Index(None, "state", "queue"),
+        Index(None, "batch_id"),
+        Index(None, "ended_at"),
+        Index(None, "tenant", "model"),
+        CheckConstraint("epoch >= 0", name="epoch"),
+        CheckConstraint("attempt_count >= 0", name="attempt_count"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)  # RQ's job id
+    queue: Mapped[str]
+    tenant: Mapped[str | None]  # None in a dead-lettered record that is no prompt job
+    model: Mapped[str | None]  # as the producer asked; None means the worker's own
+    batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id"))
+    custom_id: Mapped[str | None]
+    payload: Mapped[str]  # the job's JSON as enqueued; a dead-lettered record's raw form
+    state: Mapped[JobState]
+    epoch: Mapped[int]
+    attempt_count: Mapped[int]
+    error_code: Mapped[str | None]
+    error_message: Mapped[str | None]
+    enqueued_at: Mapped[datetime | None]  # None in a dead-lettered record that does not tell
+    started_at: Mapped[datetime | None]  # the first claim
+    ended_at: Mapped[datetime | None]
+
+
+class AttemptRow(Base):
+    """One try at a job, under one lease."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (UniqueConstraint("job_id", "epoch"),)
+
+    id: Mapped[AutoId]
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    epoch: Mapped[int]
+    worker_name: Mapped[str]
+    state: Mapped[AttemptState]
+    started_at: Mapped[datetime]  # the claim
+    ended_at: Mapped[datetime | None]
+    error_code: Mapped[str | None]
+    error_message: Mapped[str | None]
+
+
+class ResultRow(Base):
+    """A job's output: at most one per job, of the attempt that ended it."""
+
+    __tablename__ = "results"
+
+    job_id: Mapped[JobKey]
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id", ondelete="CASCADE"), unique=True)
+    text: Mapped[str]
+    token_ids: Mapped[list[int]]
+    finish_reason: Mapped[str | None]
+    prompt_tokens: Mapped[int]
+    completion_tokens: Mapped[int]
+    created_at: Mapped[datetime]
+
+
+class JobStatsRow(Base):
+    """Latency and memory figures of the attempt that ended the job; `worker.records.JobStats` defines each."""
+
+    __tablename__ = "job_stats"
+
+    job_id: Mapped[JobKey]
+    queue_ms: Mapped[float]
+    tokenize_ms: Mapped[float]
+    ttft_ms: Mapped[float | None]
+    itl_mean_ms: Mapped[float | None]
+    itl_p99_ms: Mapped[float | None]
+    e2e_ms: Mapped[float]
+    kv_blocks_peak: Mapped[int]
+    kv_bytes_peak: Mapped[int]
+    kv_block_seconds: Mapped[float]
+    prefix_hit_tokens: Mapped[int]
+    preemptions: Mapped[int]
+    memory_peak_bytes: Mapped[int]
+
+
+class WorkerRow(Base):
+    """One worker process: what it runs on, when it was last seen and what it has done."""
+
+    __tablename__ = "workers"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    hostname: Mapped[str]
+    pid: Mapped[int]
+    model: Mapped[str]
+    device: Mapped[str]
+    dtype: Mapped[str]
+    block_size: Mapped[int]  # tokens
+    num_blocks: Mapped[int]
+    bytes_per_block: Mapped[int]
+    pagemill_version: Mapped[str]
+    torch_version: Mapped[str]
+    transformers_version: Mapped[str]
+    started_at: Mapped[datetime]
+    last_heartbeat_at: Mapped[datetime]
+    stopped_at: Mapped[datetime | None]
+    jobs_done: Mapped[int]
+    jobs_failed: Mapped[int]
+    prompt_tokens: Mapped[int]
+    completion_tokens: Mapped[int]
+    prefix_hit_tokens: Mapped[int]

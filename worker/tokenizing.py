@@ -1,0 +1,49 @@
+"""Text to token ids and back: the model's own tokenizer and chat template."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from worker.errors import InvalidJob
+from worker.jobs import PromptJob
+
+
+class Tokenizer:
+    """The tokenizer of one model, from a hub id or a local folder. Safe to use from several threads."""
+
+    def __init__(self, folder: str) -> None:
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def encode(self, job: PromptJob) -> list[int]:
+        """Return the job's prompt as token ids. Raises InvalidJob when the template refuses it or does not exist."""
+        if job.raw or (job.prompt is not None and job.system is None and not self.has_chat_template):
+            ids: list[int] = self._tokenizer(job.prompt).input_ids
+            return ids
+        if not self.has_chat_template:
+            raise InvalidJob("messages", "this model has no chat template; send a prompt with raw")
+        try:
+            rendered: list[int] = self._tokenizer.apply_chat_template(
+                _turns(job), add_generation_prompt=True, return_dict=False
+            )
+        except (TemplateError, ValueError) as error:
+            raise InvalidJob("messages", f"the chat template refuses them: {error}") from error
+        return rendered
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+
+def _turns(job: PromptJob) -> list[dict[str, str]]:
+    if job.messages is not None:
+        return [{"role": message.role, "content": message.content} for message in job.messages]
+    assert job.prompt is not None, "a job has a prompt or messages"
+    turns = [{"role": "user", "content": job.prompt}]
+    return turns if job.system is None else [{"role": "system", "content": job.system}, *turns]
