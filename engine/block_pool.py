@@ -39,10 +39,6 @@ class BlockPool:
     def is_free(self, block_id: int) -> bool:
         return block_id in self._free
 
-    def is_shared(self, block_id: int) -> bool:
-        """Whether more than one request holds the block."""
-        return self._ref_counts[block_id] > 1
-
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, least recently used first, each with one reference and no content.
 

@@ -1,7 +1,7 @@
 """The engine: requests in, finished requests out, one step at a time. Torch-free; the runner brings the model."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +15,11 @@ from engine.stopping import Detokenize
 class Runner(Protocol):
     """What the engine needs of a model runner."""
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]: ...
+    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+        """Return, by request id, the token of each share that samples, and the error of each that must end."""
 
-    def scrub(self, block_ids: list[int]) -> None: ...
+    def scrub(self, block_ids: list[int]) -> None:
+        """Make the content of blocks finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +105,19 @@ class Engine:
         try:
             tokens = self._runner.run(plan)
         except BaseException:
+            touched = _blocks_of(share.request for share in plan.scheduled)
             self.scheduler.restart()
+            self._runner.scrub(touched)
             raise
         self._steps += 1
         self._computed_tokens += plan.num_tokens
-        self._scrub_failed(plan, tokens)
-        return self.scheduler.update(plan, tokens)
-
-    def _scrub_failed(self, plan: SchedulerOutput, tokens: Mapping[str, int | RequestError]) -> None:
-        """Clean the blocks that only a failing request wrote, before they go back to the pool."""
-        pool = self.scheduler.cache.pool
-        for share in plan.scheduled:
-            if isinstance(tokens.get(share.request.request_id), RequestError):
-                self._runner.scrub([block_id for block_id in share.request.block_ids if not pool.is_shared(block_id)])
+        requests = [share.request for share in plan.scheduled]
+        suspects = _blocks_of(r for r in requests if isinstance(tokens.get(r.request_id), RequestError))
+        finished = self.scheduler.update(plan, tokens)
+        if suspects:
+            # Those that somebody still holds are sound: whoever reads one that is not fails in the same step.
+            self._runner.scrub([block_id for block_id in suspects if self.scheduler.cache.pool.is_free(block_id)])
+        return finished
 
     def status(self) -> EngineStatus:
         pool = self.scheduler.cache.pool
@@ -129,3 +131,7 @@ class Engine:
             computed_tokens=self._computed_tokens,
             preemptions=self._preemptions,
         )
+
+
+def _blocks_of(requests: Iterable[Request]) -> list[int]:
+    return sorted({block_id for request in requests for block_id in request.block_ids})

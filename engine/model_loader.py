@@ -5,15 +5,18 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
 from engine.engine import ModelIdentity
+from engine.fused import fuse
 from engine.paged_model import PagedModel, UnsupportedModel
-from engine.self_test import self_test
+from engine.self_test import eager_logits, self_test
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -54,21 +57,44 @@ def load_model(source: str, *, dtype: torch.dtype, device: torch.device, cache_d
     """
     folder = str(_convert_gguf(Path(source), dtype, cache_dir)) if source.endswith(".gguf") else source
     _refuse_foreign_code(folder)
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise ModelNotFound(f"model {source!r} cannot be loaded: {_first_line(error)}") from error
-    paged = PagedModel(model.to(device))  # type: ignore[arg-type]  # its decorator hides nn.Module.to
-    self_test(paged)
+    model = _read_weights(source, folder, dtype=dtype, use_safetensors=True)
+    paged = _paged(model.to(device))  # type: ignore[arg-type]  # its decorator hides nn.Module.to
     return LoadedModel(paged, ModelIdentity(source, paged.vocab_size, _stop_token_ids(model)), folder)
+
+
+def _read_weights(source: str, folder: str, **options: Any) -> PreTrainedModel:
+    """Return transformers' model. One that lacks weights is refused: transformers makes up random values for them."""
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=False, output_loading_info=True, **options
+        )
+    except Exception as error:  # each reader has errors of its own for a file that is cut short
+        raise ModelNotFound(f"model {source!r} cannot be loaded: {_first_line(error)}") from error
+    model, report = cast("tuple[PreTrainedModel, Mapping[str, Collection[str]]]", loaded)
+    if report["missing_keys"]:
+        raise ModelNotFound(f"model {source!r} cannot be loaded: it lacks {', '.join(sorted(report['missing_keys']))}")
+    return model
+
+
+def _paged(model: PreTrainedModel) -> PagedModel:
+    """Return the model over our attention and fused parts, self-tested. Raises UnsupportedModel."""
+    try:
+        paged = PagedModel(model)
+        expected = eager_logits(paged)
+        fuse(model)
+        self_test(paged, expected)
+    except (UnsupportedModel, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        raise UnsupportedModel(f"its definition does not run on paged attention: {reason}") from error
+    return paged
 
 
 def _refuse_foreign_code(folder: str) -> None:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the configuration classes check values in their own ways
         raise ModelNotFound(f"model {folder!r} cannot be loaded: {_first_line(error)}") from error
     if getattr(config, "auto_map", None):
         raise UnsupportedModel("its config has auto_map, which would run code from the model's repository")
@@ -106,12 +132,11 @@ def _convert_gguf(path: Path, dtype: torch.dtype, cache_dir: Path) -> Path:
 
 def _write_converted(path: Path, dtype: torch.dtype, folder: Path) -> None:
     parent, name = str(path.parent), path.name
+    dequantised = GgufConfig(dequantize=True)
+    model = _read_weights(str(path), parent, gguf_file=name, dtype=dtype, quantization_config=dequantised)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            parent, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
-        )
         tokenizer = AutoTokenizer.from_pretrained(parent, gguf_file=name)
-    except ValueError as error:
+    except Exception as error:
         raise ModelNotFound(f"model {str(path)!r} cannot be loaded: {_first_line(error)}") from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -17,11 +17,18 @@ class ModelRunner:
         self.cache = KVCache(model.kv_shape(block_size), num_blocks, model.device)
 
     def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
-        """Compute a step; returns, by request id, the token of each share that samples, or the error that ends it."""
+        """Compute a step; returns, by request id, the token of each share that samples, and the error of any share.
+
+        A chunk that does not sample is checked too, by its last token, which attends to all before it: were the request
+        preempted or aborted in between, its blocks would go back to the pool with what is not finite in them.
+        """
         logits = self.model.forward(self.model.build_input(plan, self.cache))
-        requests = [share.request for share in plan.scheduled if share.samples]
-        tokens = sample(logits, requests) if requests else []
-        return {request.request_id: token for request, token in zip(requests, tokens, strict=True)}
+        tokens = sample(logits, [share.request for share in plan.scheduled])
+        return {
+            share.request.request_id: token
+            for share, token in zip(plan.scheduled, tokens, strict=True)
+            if share.samples or isinstance(token, RequestError)
+        }
 
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks whose content may not be finite."""

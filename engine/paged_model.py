@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from engine.kv_cache import KVCache, KVShape
 from engine.scheduler import SchedulerOutput
@@ -21,12 +21,12 @@ class UnsupportedModel(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """One step's tensors. T packed tokens, S of them sampled from."""
+    """One step's tensors. T packed tokens of S requests."""
 
     input_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T]
     slot_mapping: Tensor  # [T]
-    sample_rows: Tensor  # [S] rows of T whose logits are needed
+    sample_rows: Tensor  # [S] each request's last row of T, whose logits are needed
     attention: ops.AttentionPlan
     cache: KVCache
 
@@ -56,6 +56,8 @@ def paged_attention_forward(
     for name in ("softcap", "sliding_window", "s_aux", "sinks", "position_bias"):
         if options.get(name) is not None:
             raise UnsupportedModel(f"its attention uses {name}, which the paged attention does not have yet")
+    if attention_mask is not None or not getattr(module, "is_causal", True):
+        raise UnsupportedModel("its attention has a mask other than the causal one")
     key_cache, value_cache = model_input.cache.layers[module.layer_idx]
     ops.store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), key_cache, value_cache, model_input.slot_mapping)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -79,7 +81,7 @@ class PagedModel:
         self.num_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.vocab_size: int = config.vocab_size
-        self.max_model_len: int = config.max_position_embeddings
+        self.max_model_len = _max_model_len(config)
         model.set_attn_implementation(ATTENTION_NAME)
 
     def kv_shape(self, block_size: int) -> KVShape:
@@ -101,8 +103,7 @@ class PagedModel:
             stop = share.num_computed_tokens + share.num_scheduled_tokens
             token_ids += share.request.token_ids[share.num_computed_tokens : stop]
             positions += range(share.num_computed_tokens, stop)
-            if share.samples:
-                sample_rows.append(len(token_ids) - 1)
+            sample_rows.append(len(token_ids) - 1)
         return ModelInput(
             input_ids=self._tensor(token_ids).unsqueeze(0),
             position_ids=self._tensor(positions).unsqueeze(0),
@@ -133,3 +134,14 @@ class PagedModel:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def _max_model_len(config: PreTrainedConfig) -> int:
+    """Return the context limit in tokens.
+
+    LongRoPE changes the frequencies of a whole step as soon as one of its sequences is longer than the original
+    context, so sequences are kept within it.
+    """
+    longest: int = config.max_position_embeddings
+    rope = getattr(config, "rope_parameters", None) or {}
+    return min(longest, rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else longest

@@ -1,5 +1,6 @@
 """Choosing each request's next token from its logits, on the logits' device."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,10 +21,13 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | RequestErr
     best, greedy = logits.max(dim=-1)
     finite = torch.isfinite(best).tolist()
     tokens: list[int | RequestError] = list(greedy.tolist())
-    drawn = [i for i, request in enumerate(requests) if request.params.temperature > 0 and finite[i]]
-    if drawn:
+    rows_by_top_k: defaultdict[int, list[int]] = defaultdict(list)
+    for index, request in enumerate(requests):
+        if request.params.temperature > 0 and finite[index]:
+            rows_by_top_k[request.params.top_k].append(index)
+    for top_k, drawn in rows_by_top_k.items():
         rows = logits if len(drawn) == len(requests) else logits[drawn]
-        for index, token in zip(drawn, _draw(rows, [requests[i] for i in drawn]), strict=True):
+        for index, token in zip(drawn, _draw(rows, [requests[i] for i in drawn], top_k), strict=True):
             tokens[index] = token
     for index, is_finite in enumerate(finite):
         if not is_finite:
@@ -37,19 +41,22 @@ def _forbid_early_stops(logits: Tensor, requests: Sequence[Request]) -> None:
             logits[row, list(request.stop_ids)] = float("-inf")
 
 
-def _draw(logits: Tensor, requests: Sequence[Request]) -> list[int]:
-    """Draw from softmax(logits / temperature), cut by top-k, then top-p of what is left, then min-p."""
+def _draw(logits: Tensor, requests: Sequence[Request], top_k: int) -> list[int]:
+    """Draw from softmax(logits / temperature), cut by top-k, then top-p of what is left, then min-p.
+
+    All requests have the same top-k: among equal logits, of which a narrow type has many, the order depends on it.
+    """
     params = [request.params for request in requests]
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=logits.device).unsqueeze(1)
 
-    vocab_size = logits.shape[1]
-    top_k = [min(p.top_k, vocab_size) if p.top_k else vocab_size for p in params]
-    kept, token_ids = logits.topk(max(top_k), dim=-1)  # descending
+    if 0 < top_k < logits.shape[1]:
+        kept, token_ids = logits.topk(top_k, dim=-1)
+    else:
+        kept, token_ids = logits.sort(dim=-1, descending=True, stable=True)
     kept = (kept.double() - kept[:, :1].double()) / column([p.temperature for p in params])
-    ranks = torch.arange(kept.shape[1], device=logits.device)
-    probabilities = kept.masked_fill(ranks >= column([float(k) for k in top_k]), float("-inf")).softmax(dim=-1)
+    probabilities = kept.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
     cut = (before >= column([p.top_p for p in params])) | (
         probabilities < column([p.min_p for p in params]) * probabilities[:, :1]

@@ -147,31 +147,41 @@ class Scheduler:
         return count
 
     def _preempt_newest(self) -> Request:
-        request = self._running.pop()
+        request = self._running[-1]
+        self._preempt(request)
+        return request
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
         self.cache.release(request)
         request.figures.preemptions += 1
         request.state = RequestState.WAITING
         self._waiting.appendleft(request)
         self._num_waiting += 1
-        return request
 
     def update(self, plan: SchedulerOutput, tokens: Mapping[str, int | RequestError]) -> list[Request]:
         """Account a step that ran and return the requests it finished.
 
-        `tokens` has, by request id, the sampled token of every share that samples, or the error that ends the request.
+        `tokens` has, by request id, the sampled token of every share that samples, and the error of any that must end.
         """
         now = self._clock()
-        finished = []
+        finished, doubtful = [], []
+        failed_blocks: set[int] = set()
         for share in plan.scheduled:
             request = share.request
             request.num_computed_tokens += share.num_scheduled_tokens
             request.figures.computed_tokens += share.num_scheduled_tokens
-            if not share.samples:
-                continue
-            token = tokens[request.request_id]
+            token = tokens.get(request.request_id)
             if isinstance(token, RequestError):
-                self.fail(request, token)
-                finished.append(request)
+                if failed_blocks.isdisjoint(request.block_ids):
+                    failed_blocks.update(request.block_ids)
+                    self.fail(request, token)
+                    finished.append(request)
+                else:
+                    doubtful.append(request)
+                continue
+            assert (token is not None) == share.samples, "a token for each share that samples, and no other"
+            if token is None:
                 continue
             request.token_ids.append(token)
             request.figures.token_times.append(now)
@@ -179,6 +189,10 @@ class Scheduler:
             if reason is not None:
                 self._finish(request, reason)
                 finished.append(request)
+        for request in reversed(doubtful):
+            # It may only have read what another failing request wrote in this step: it starts over, without that.
+            self.cache.pool.forget(request.block_ids)
+            self._preempt(request)
         return finished
 
     def fail(self, request: Request, error: RequestError) -> None:

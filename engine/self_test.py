@@ -16,15 +16,16 @@ FIRST_CHUNK = 13  # ends inside a block, so that the second chunk reads a partly
 TOLERANCE = {torch.float32: 0.002, torch.float16: 0.1, torch.bfloat16: 0.4}
 
 
-def self_test(model: PagedModel) -> None:
-    """Raise UnsupportedModel unless chunked, paged logits equal eager ones on a few fixed tokens."""
+def self_test(model: PagedModel, expected: Tensor) -> None:
+    """Raise UnsupportedModel unless chunked, paged logits equal `expected`, those of `eager_logits` on the same tokens.
+
+    To be taken before anything in the model is replaced, so that the gate covers the replacements too.
+    """
     layer_types = set(getattr(model.model.config.get_text_config(), "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
         raise UnsupportedModel(f"its layers are {', '.join(sorted(layer_types))}; only full_attention is served")
-    token_ids = torch.arange(3, 3 + NUM_TOKENS * 7, 7) % model.vocab_size
-    paged = _paged_logits(model, token_ids.tolist())
-    eager = _eager_logits(model, token_ids.to(model.device))
-    difference = (paged - eager).abs().max() / eager.std()
+    paged = _paged_logits(model, _token_ids(model).tolist())
+    difference = (paged - expected).abs().max() / expected.std()
     if not difference <= TOLERANCE[model.dtype]:  # also refuses NaN
         raise UnsupportedModel(
             f"its paged logits differ from eager attention by {difference:.3g} standard deviations; "
@@ -32,8 +33,9 @@ def self_test(model: PagedModel) -> None:
         )
 
 
-def _eager_logits(model: PagedModel, token_ids: Tensor) -> Tensor:
-    """Return the logits of the last token, [vocab_size], by transformers' own attention."""
+def eager_logits(model: PagedModel) -> Tensor:
+    """Return the logits of the last of a few fixed tokens, [vocab_size], by transformers' own attention."""
+    token_ids = _token_ids(model).to(model.device)
     model.model.set_attn_implementation("eager")
     try:
         with torch.inference_mode():
@@ -42,6 +44,10 @@ def _eager_logits(model: PagedModel, token_ids: Tensor) -> Tensor:
         model.model.set_attn_implementation(ATTENTION_NAME)
     logits: Tensor = output.logits[0, -1].float()
     return logits
+
+
+def _token_ids(model: PagedModel) -> Tensor:
+    return torch.arange(3, 3 + NUM_TOKENS * 7, 7) % model.vocab_size
 
 
 def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
@@ -62,4 +68,8 @@ def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
     for start, stop in ((0, FIRST_CHUNK), (FIRST_CHUNK, NUM_TOKENS)):
         share = ScheduledRequest(request, start, stop - start)
         logits = model.forward(model.build_input(SchedulerOutput((share,), stop - start, ()), cache))
+    for index, (key_cache, _) in enumerate(cache.layers):
+        written = key_cache[request.block_ids].flatten(0, 1).flatten(1).any(dim=1)
+        if not written.all():
+            raise UnsupportedModel(f"its layer {index} does not call the attention function")
     return logits[-1]

@@ -37,6 +37,8 @@ def stop_position(token_ids: Sequence[int], stops: Sequence[str], detokenize: De
     text = detokenize(token_ids)
     if not any(stop in text for stop in stops):
         return None
-    num_old = len(detokenize(token_ids[:-1]))
+    # What the last token leaves as it was: it may complete a character whose first bytes decode to something else.
+    old = detokenize(token_ids[:-1])
+    num_old = next((i for i, (a, b) in enumerate(zip(old, text, strict=False)) if a != b), len(old))
     starts = (text.find(stop, max(0, num_old - len(stop) + 1)) for stop in stops)
     return min((start for start in starts if start >= 0), default=None)

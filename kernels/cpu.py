@@ -1,4 +1,4 @@
-"""Paged attention on the CPU: shared prefixes once per group, decodes in padded buckets, prefill chunks one by one.
+"""Paged attention on the CPU: shared prefixes once a group, decodes in padded buckets, prefill chunks one by one.
 
 Each part is a call of torch's fused CPU attention, which returns the log-sum-exp of its scores; parts over different
 keys of the same query are merged with it (the online softmax of FlashAttention, Dao et al. 2022, across calls).
@@ -6,6 +6,7 @@ keys of the same query are merged with it (the online softmax of FlashAttention,
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -15,20 +16,22 @@ from kernels.shared_prefix import find_prefix_groups
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPart:
-    """Unmasked attention of many query tokens over the same blocks."""
+class BatchedPart:
+    """Attention of several sets of query tokens, each over its own run of blocks, padded to one shape.
 
-    rows: Tensor  # [num_rows] packed query tokens
-    block_ids: Tensor  # [num_blocks]
+    A set is a decoding sequence's one query over its own blocks, or all queries of a group over the shared prefix. No
+    query is hidden from a key that its set has, so the mask hides padding only.
+    """
 
+    rows: Tensor  # [num_sets * set_size] packed query tokens, a set padded by repeating one
+    kept: Tensor | None  # positions in `rows` that are no padding; None keeps all
+    block_ids: Tensor  # [num_sets * num_blocks], padded with a block of the set's own: no mask stops another's NaN
+    num_sets: int
+    mask: Tensor | None  # [num_sets, 1, 1, num_blocks * block_size], 0 or -inf; None where nothing is padded
 
-@dataclass(frozen=True, slots=True)
-class DecodePart:
-    """One query token a sequence, over each sequence's own blocks, padded to the longest."""
-
-    rows: Tensor  # [num_sequences]
-    block_ids: Tensor  # [num_sequences * num_blocks], padded with block 0
-    mask: Tensor  # [num_sequences, 1, 1, num_blocks * block_size], 0 or -inf, in the query's dtype
+    @property
+    def kept_rows(self) -> Tensor:
+        return self.rows if self.kept is None else self.rows[self.kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,57 +50,73 @@ class CpuPlan:
     """How one step's attention is split; built once, used by every layer."""
 
     chunks: tuple[ChunkPart, ...]
-    decodes: tuple[DecodePart, ...]
-    shared: tuple[SharedPart, ...]
+    decodes: tuple[BatchedPart, ...]
+    shared: tuple[BatchedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _QuerySet:
+    rows: list[int]  # packed query tokens
+    block_ids: list[int]
+    num_keys: int
 
 
 def plan_attention(batch: PagedBatch, queries_per_kv_head: int, dtype: torch.dtype) -> CpuPlan:
     """Split a step into parts. `queries_per_kv_head` is num_heads / num_kv_heads; `dtype` is the query's."""
-    groups = find_prefix_groups(batch)
+    size = batch.block_size
+    starts = [0, *accumulate(sequence.num_new for sequence in batch.sequences)]
     num_shared = [0] * len(batch.sequences)  # leading blocks that the sequence's group attends to for it
-    for group in groups:
+    shared = []
+    for group in find_prefix_groups(batch):
+        rows = [row for index in group.members for row in range(starts[index], starts[index + 1])]
+        block_ids = list(batch.sequences[group.members[0]].block_ids[: group.num_blocks])
+        shared.append(_QuerySet(rows, block_ids, group.num_blocks * size))
         for index in group.members:
             num_shared[index] = group.num_blocks
-    starts = [0]
-    for sequence in batch.sequences:
-        starts.append(starts[-1] + sequence.num_new)
 
-    chunks = []
-    decodes: defaultdict[int, list[tuple[int, list[int], int]]] = defaultdict(list)
+    chunks, decodes = [], []
     for index, sequence in enumerate(batch.sequences):
-        num_keys = sequence.num_tokens - num_shared[index] * batch.block_size
-        block_ids = list(sequence.block_ids[num_shared[index] : -(-sequence.num_tokens // batch.block_size)])
+        num_keys = sequence.num_tokens - num_shared[index] * size
+        block_ids = list(sequence.block_ids[num_shared[index] : -(-sequence.num_tokens // size)])
         if sequence.num_new == 1:
-            decodes[_bucket(len(block_ids))].append((starts[index], block_ids, num_keys))
+            decodes.append(_QuerySet([starts[index]], block_ids, num_keys))
         else:
             mask = _causal_mask(sequence.num_new, num_keys, queries_per_kv_head, dtype)
             chunks.append(ChunkPart(starts[index], starts[index + 1], torch.tensor(block_ids), num_keys, mask))
-    return CpuPlan(
-        tuple(chunks),
-        tuple(_decode_part(entries, batch.block_size, dtype) for entries in decodes.values()),
-        tuple(
-            SharedPart(
-                torch.cat([torch.arange(starts[index], starts[index + 1]) for index in group.members]),
-                torch.tensor(batch.sequences[group.members[0]].block_ids[: group.num_blocks]),
-            )
-            for group in groups
-        ),
+    return CpuPlan(tuple(chunks), _batched_parts(decodes, size, dtype), _batched_parts(shared, size, dtype))
+
+
+def _batched_parts(sets: list[_QuerySet], block_size: int, dtype: torch.dtype) -> tuple[BatchedPart, ...]:
+    """Pad sets of similar shape to one; others get a part of their own."""
+    by_shape: defaultdict[tuple[int, int], list[_QuerySet]] = defaultdict(list)
+    for query_set in sets:
+        by_shape[_bucket(len(query_set.block_ids)), _bucket(len(query_set.rows))].append(query_set)
+    return tuple(_batched_part(alike, block_size, dtype) for alike in by_shape.values())
+
+
+def _bucket(length: int) -> int:
+    """Return the class of lengths padded to one: up to 4, 6, 8, 12, 16, 24, ... so that padding stays below a third."""
+    power = max(4, 1 << (length - 1).bit_length())
+    return power * 3 // 4 if power > 4 and length <= power * 3 // 4 else power
+
+
+def _batched_part(sets: list[_QuerySet], block_size: int, dtype: torch.dtype) -> BatchedPart:
+    num_blocks = max(len(query_set.block_ids) for query_set in sets)
+    set_size = max(len(query_set.rows) for query_set in sets)
+    num_keys = torch.tensor([query_set.num_keys for query_set in sets])
+    set_sizes = torch.tensor([len(query_set.rows) for query_set in sets])
+    hidden = torch.arange(num_blocks * block_size)[None, :] >= num_keys[:, None]
+    real = (torch.arange(set_size)[None, :] < set_sizes[:, None]).flatten()
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[:, None, None]
+    return BatchedPart(
+        rows=torch.tensor([s.rows + s.rows[-1:] * (set_size - len(s.rows)) for s in sets]).flatten(),
+        kept=None if real.all() else real.nonzero().flatten(),
+        block_ids=torch.tensor(
+            [s.block_ids + s.block_ids[-1:] * (num_blocks - len(s.block_ids)) for s in sets]
+        ).flatten(),
+        num_sets=len(sets),
+        mask=mask if hidden.any() else None,
     )
-
-
-def _bucket(num_blocks: int) -> int:
-    """Return the length class of a decode, in blocks: 4, 6, 8, 12, 16, 24, … so that padding stays below a third."""
-    power = max(4, 1 << (num_blocks - 1).bit_length())
-    return power * 3 // 4 if power > 4 and num_blocks <= power * 3 // 4 else power
-
-
-def _decode_part(entries: list[tuple[int, list[int], int]], block_size: int, dtype: torch.dtype) -> DecodePart:
-    width = max(len(block_ids) for _, block_ids, _ in entries)
-    padded = [block_ids + [0] * (width - len(block_ids)) for _, block_ids, _ in entries]
-    num_keys = torch.tensor([keys for _, _, keys in entries])
-    hidden = torch.arange(width * block_size)[None, :] >= num_keys[:, None]
-    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-    return DecodePart(torch.tensor([row for row, _, _ in entries]), torch.tensor(padded).flatten(), mask[:, None, None])
 
 
 def _causal_mask(num_queries: int, num_keys: int, queries_per_kv_head: int, dtype: torch.dtype) -> Tensor:
@@ -115,23 +134,30 @@ def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
     lse = torch.empty(q.shape[:3], dtype=torch.float32) if plan.shared else None
     for chunk in plan.chunks:
         k, v = _gather(key_cache, value_cache, chunk.block_ids, 1)
+        k, v = k[:, :, : chunk.num_keys], v[:, :, : chunk.num_keys]
         rows = slice(chunk.start, chunk.stop)
-        out, part_lse = _attend_rows(q[rows], k[:, :, : chunk.num_keys], v[:, :, : chunk.num_keys], scale, chunk.mask)
-        output[rows] = out
+        output[rows], part_lse = _attend_sets(q[rows], 1, k, v, scale, chunk.mask)
         if lse is not None:
             lse[rows] = part_lse
-    for decode in plan.decodes:
-        k, v = _gather(key_cache, value_cache, decode.block_ids, len(decode.rows))
-        out, part_lse = _flash(q[decode.rows], k, v, scale, decode.mask)
-        output[decode.rows] = out
+    for part in plan.decodes:
+        output[part.rows], part_lse = _attend_part(q, key_cache, value_cache, part, scale)
         if lse is not None:
-            lse[decode.rows] = part_lse
+            lse[part.rows] = part_lse
     for part in plan.shared:
-        assert lse is not None
-        k, v = _gather(key_cache, value_cache, part.block_ids, 1)
-        out, part_lse = _attend_rows(q[part.rows], k, v, scale, None)
-        output[part.rows] = _merge(output[part.rows], lse[part.rows], out, part_lse).to(output.dtype)
+        assert lse is not None, "allocated for shared parts"
+        out, part_lse = _attend_part(q, key_cache, value_cache, part, scale)
+        rows_kept = part.kept_rows
+        output[rows_kept] = _merge(output[rows_kept], lse[rows_kept], out, part_lse).to(output.dtype)
     return output.view(num_tokens, num_heads, head_dim)
+
+
+def _attend_part(
+    q: Tensor, key_cache: Tensor, value_cache: Tensor, part: BatchedPart, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return output and log-sum-exp of a part's kept rows."""
+    k, v = _gather(key_cache, value_cache, part.block_ids, part.num_sets)
+    out, lse = _attend_sets(q[part.rows], part.num_sets, k, v, scale, part.mask)
+    return (out, lse) if part.kept is None else (out[part.kept], lse[part.kept])
 
 
 def _gather(key_cache: Tensor, value_cache: Tensor, block_ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -144,24 +170,22 @@ def _gather(key_cache: Tensor, value_cache: Tensor, block_ids: Tensor, num_rows:
     )
 
 
-def _attend_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Attend with many query tokens to one run of keys.
+def _attend_sets(
+    q: Tensor, num_sets: int, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attend with equal sets of query tokens to one run of keys each.
 
-    q: [num_rows, num_kv_heads, queries_per_kv_head, head_dim]; k, v: [1, num_kv_heads, num_keys, head_dim]. A KV head's
-    query heads become rows of one matrix, so K and V are never repeated.
+    q: [num_rows, num_kv_heads, queries_per_kv_head, head_dim], a set's rows in turn; k, v: [num_sets, num_kv_heads,
+    num_keys, head_dim]. A KV head's query heads become rows of one matrix, so K and V are never repeated. Returns the
+    output, shaped as q, and the natural log-sum-exp of the scaled scores, [num_rows, num_kv_heads, queries_per_kv_head].
     """
     num_rows, num_kv_heads, per_head, head_dim = q.shape
-    rows = q.transpose(0, 1).reshape(1, num_kv_heads, num_rows * per_head, head_dim)
-    out, lse = _flash(rows, k, v, scale, mask)
-    out = out.view(num_kv_heads, num_rows, per_head, head_dim).transpose(0, 1)
-    return out, lse.view(num_kv_heads, num_rows, per_head).transpose(0, 1)
-
-
-def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the output, shaped as q, and the natural log-sum-exp of the scaled scores, [batch, heads, queries]."""
+    matrix = q.view(num_sets, num_rows // num_sets, num_kv_heads, per_head, head_dim).transpose(1, 2).flatten(2, 3)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, False, attn_mask=mask, scale=scale
+        matrix, k, v, 0.0, False, attn_mask=mask, scale=scale
     )
+    out = out.unflatten(2, (-1, per_head)).transpose(1, 2).flatten(0, 1)
+    lse = lse.unflatten(2, (-1, per_head)).transpose(1, 2).flatten(0, 1)
     return out, lse
 
 

@@ -26,11 +26,13 @@ def find_prefix_groups(batch: PagedBatch) -> tuple[PrefixGroup, ...]:
     """
     tables = [s.block_ids[: s.num_context // batch.block_size] for s in batch.sequences]
     members = [index for index, table in enumerate(tables) if table]
-    groups, _ = _best_groups(tables, members, depth=0)
-    return tuple(g for g in groups if g.num_blocks * batch.block_size >= MIN_SHARED_TOKENS)
+    groups, _ = _best_groups(tables, members, depth=0, min_blocks=-(-MIN_SHARED_TOKENS // batch.block_size))
+    return tuple(groups)
 
 
-def _best_groups(tables: Sequence[Sequence[int]], members: Sequence[int], depth: int) -> tuple[list[PrefixGroup], int]:
+def _best_groups(
+    tables: Sequence[Sequence[int]], members: Sequence[int], depth: int, min_blocks: int
+) -> tuple[list[PrefixGroup], int]:
     """Return the best groups within `members`, which agree on their first `depth` blocks, and the reads they save."""
     by_block: defaultdict[int, list[int]] = defaultdict(list)
     for index in members:
@@ -42,8 +44,8 @@ def _best_groups(tables: Sequence[Sequence[int]], members: Sequence[int], depth:
         if len(children) > 1:
             common = _common_length(tables, children, depth + 1)
             whole = (len(children) - 1) * common
-            parts, parts_saved = _best_groups(tables, children, common)
-            if whole >= parts_saved:
+            parts, parts_saved = _best_groups(tables, children, common, min_blocks)
+            if common >= min_blocks and whole >= parts_saved:
                 parts, parts_saved = [PrefixGroup(tuple(children), common)], whole
             groups += parts
             saved += parts_saved

@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 
 say() {
-    printf '\033[1m==> %s\033[0m\n' "$*" >&2
+    if [ -t 2 ]; then printf '\033[1m==> %s\033[0m\n' "$*" >&2; else printf '==> %s\n' "$*" >&2; fi
 }
 
 fail() {

@@ -77,8 +77,14 @@ def test_only_settings_reads_the_environment(path: Path) -> None:
 def modules_loaded_by(statement: str) -> set[str]:
     """Return the top-level modules that a fresh interpreter holds after running `statement`."""
     code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
+
+
+def test_tests_are_no_package() -> None:
+    """A `tests/kernels/__init__.py` would hide the real package."""
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
 @pytest.mark.parametrize("name", TORCH_FREE_ENGINE)

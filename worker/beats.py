@@ -1,55 +1,97 @@
-"""The heart-beat's thread: renews leases in Redis and says in Redis and SQL that this worker is alive."""
+"""What a worker repeats while it lives: renewing its leases in Redis, saying in Redis and SQL that it is there."""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from rq.defaults import RQ_KEY_PREFIX
+
+from worker.connection import redis_errors
 from worker.errors import ServiceUnavailable, TryLater
-from worker.held import HeldJobs
+from worker.held import HeldJob, HeldJobs
 from worker.queue import JobQueue
+
+RETRY_SECONDS = 1.0  # after a beat that failed: a lease may have only one more to live
 
 logger = logging.getLogger(__name__)
 
 
-class Heart:
-    """Beats every `beat_seconds` until stopped, drain included."""
+class Beat:
+    """Does one thing every `seconds` until stopped. A service that is down is logged once per outage."""
 
-    def __init__(
-        self,
-        job_queue: JobQueue,
-        held: HeldJobs,
-        beat_seconds: float,
-        beat_worker: Callable[[], None],
-        lose: Callable[[str], None],
-    ) -> None:
-        """`beat_worker` renews the worker's own entries; `lose` is told the id of each job whose lease is gone."""
-        self._queue = job_queue
-        self._held = held
-        self._beat_seconds = beat_seconds
-        self._beat_worker = beat_worker
-        self._lose = lose
+    def __init__(self, action: Callable[[], None], seconds: float, what: str) -> None:
+        """`action` may raise ServiceUnavailable or TryLater; `what` names it in the log."""
+        self._action = action
+        self._seconds = seconds
+        self._what = what
         self._stopped = threading.Event()
 
     def stop(self) -> None:
         self._stopped.set()
 
     def run(self) -> None:
-        """Beat until stopped. A service that is down is logged and tried again at the next beat."""
-        while not self._stopped.wait(self._beat_seconds):
+        is_down = False
+        while not self._stopped.wait(min(self._seconds, RETRY_SECONDS) if is_down else self._seconds):
             try:
-                self._renew()
+                self._action()
             except (ServiceUnavailable, TryLater) as error:
-                logger.warning("cannot renew leases: %s", error)
-            try:
-                self._beat_worker()
-            except (ServiceUnavailable, TryLater) as error:
-                logger.warning("cannot beat: %s", error)
+                if not is_down:
+                    logger.warning("cannot %s: %s", self._what, error)
+                is_down = True
+            else:
+                if is_down:
+                    logger.warning("can %s again", self._what)
+                is_down = False
 
-    def _renew(self) -> None:
-        jobs = self._held.all()
+
+class Leases:
+    """The leases of the held jobs."""
+
+    def __init__(
+        self,
+        job_queue: JobQueue,
+        held: HeldJobs,
+        lose: Callable[[HeldJob], None],
+        cancel: Callable[[str], None],
+    ) -> None:
+        """`lose` ends a job that somebody else runs or will run, `cancel` (by job id) one that RQ's tools ended."""
+        self._queue = job_queue
+        self._held = held
+        self._lose = lose
+        self._cancel = cancel
+
+    def renew(self) -> None:
+        """Renew all leases, and act on those that are gone. Raises ServiceUnavailable or TryLater."""
+        jobs = [job for job in self._held.all() if not job.lease_gone]
         gone = self._queue.extend(job.claim for job in jobs)
-        for job in jobs:
-            # A job that was acknowledged while its lease was being renewed is not held any more, and not lost.
-            if job.claim.execution_id in gone and self._held.get(job.claim.job_id) is job:
-                logger.warning("job %s: its lease is gone", job.claim.job_id)
-                self._lose(job.claim.job_id)
+        # A job that was acknowledged while its lease was being renewed has its outcome, and is not lost.
+        lapsed = [job for job in jobs if job.claim.execution_id in gone and self._held.is_unfinished(job)]
+        for job, (status, execution_id) in zip(lapsed, self._read_records(lapsed), strict=True):
+            job.lease_gone = True
+            self._act(job, status, execution_id)
+
+    def _act(self, job: HeldJob, status: str | None, execution_id: str | None) -> None:
+        claim = job.claim
+        if status in ("canceled", "stopped"):
+            logger.warning("job %s was cancelled with RQ's tools", claim.job_id)
+            self._cancel(claim.job_id)
+        elif status is None or (status == "started" and execution_id == claim.execution_id):
+            # Deleted, or wiped with the whole server: nobody else will run it, so its result is worth having in SQL.
+            logger.warning("job %s: the queue has lost it; its result goes to SQL only", claim.job_id)
+        else:
+            logger.warning("job %s: its lease ran out, and it is run elsewhere", claim.job_id)
+            self._lose(job)
+
+    def _read_records(self, jobs: Sequence[HeldJob]) -> list[tuple[str | None, str | None]]:
+        """Return RQ's status of each job and the execution that holds it now."""
+        if not jobs:
+            return []
+        with redis_errors(), self._queue.connection.pipeline(transaction=False) as pipeline:
+            for job in jobs:
+                pipeline.hmget(f"{RQ_KEY_PREFIX}:job:{job.claim.job_id}", "status", "pagemill_execution")
+            replies = pipeline.execute()
+        return [(_text(status), _text(execution_id)) for status, execution_id in replies]
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")

@@ -1,15 +1,16 @@
 """Claiming: from Redis to SQL to the intake. Runs on the worker's main thread."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from worker.attempts import BegunAttempts
 from worker.errors import ServiceUnavailable, TryLater
 from worker.held import HeldJob, HeldJobs
-from worker.persister import retrying
+from worker.isolation import Fault, isolating
+from worker.outcomes import INTERNAL_ERROR
 from worker.queue import Acknowledgement, Claimed, JobQueue
-from worker.records import AttemptState, Claim, JobState
+from worker.records import AttemptState, Claim, DeadRecord, JobState
 from worker.store import JobStore
 
 ATTEMPT_STATES = {
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Claimer:
-    """Fills the held jobs from the queues, first queue first. `take` gets each job that is to run."""
+    """Fills the held jobs from the queues, first queue first. No call of it waits for a service to come back."""
 
     def __init__(
         self,
@@ -32,90 +33,121 @@ class Claimer:
         held: HeldJobs,
         queues: Sequence[str],
         take: Callable[[HeldJob], None],
-        stopping: threading.Event,
+        lose: Callable[[HeldJob], None],
     ) -> None:
+        """`take` gets each job that is to run, `lose` each that is held under an earlier lease as well."""
         self._queue = job_queue
         self._store = store
         self._held = held
         self._queues = tuple(queues)
         self._take = take
-        self._stopping = stopping
+        self._lose = lose
         self._reply_lost = False
+        self._pending: Claimed | None = None  # claimed, but SQL does not have all of it yet
 
     def claim(self) -> int:
         """Claim as many jobs as there is room for; returns how many records came.
 
-        Waits, leases beating, while SQL is down. Raises ServiceUnavailable or TryLater when Redis is; the jobs of a
-        claim whose reply was lost are fetched by the next call.
+        Raises ServiceUnavailable or TryLater when a service is down. Nothing is lost then: the next call goes on where
+        this one stopped, with the claims that SQL has not taken, or with those whose reply was lost.
         """
-        if self._held.room < 1:
-            return 0
+        if self._pending is None:
+            if self._held.room < 1:
+                return 0
+            self._pending = self._fetch()
+            self._hold(self._pending.claims)
+        num_records = len(self._pending.claims) + len(self._pending.dead)
+        faulty = self._begin(self._pending.claims)
+        self._pending = Claimed((), (*self._pending.dead, *faulty))
+        self._bury(self._pending.dead)
+        self._pending = None
+        return num_records
+
+    def hand_back(self) -> None:
+        """Requeue what SQL has not taken, and what came with a lost reply. Raises as `claim`; the leases of what stays
+        behind run out by themselves."""
+        if self._pending is not None:
+            claims, self._pending = self._pending.claims, None
+            self._held.remove(claim.execution_id for claim in claims)
+            self._queue.requeue(claims)
+    def sweep(self) -> None:
+        """Put jobs whose leases ran out back at the heads of their queues. Raises as `claim`."""
+        # First our own: after a pause of this process they may have run out too, and need not.
+        self._queue.extend(job.claim for job in self._held.all())
+        for job_id in self._queue.sweep(self._queues):
+            logger.warning("job %s: its worker fell silent; queued again", job_id)
+
+    def _fetch(self) -> Claimed:
         try:
             if self._reply_lost:
-                known = [job.claim.execution_id for job in self._held.all()]
-                claimed = self._queue.recover(known)
+                claimed = self._queue.recover(job.claim.execution_id for job in self._held.all())
             else:
                 claimed = self._queue.claim(self._queues, self._held.room)
         except (ServiceUnavailable, TryLater):
             self._reply_lost = True
             raise
         self._reply_lost = False
-        self._begin(claimed.claims)
-        self._bury(claimed)
-        return len(claimed.claims) + len(claimed.dead)
+        return claimed
 
-    def sweep(self) -> None:
-        """Put jobs whose leases ran out back at the heads of their queues."""
-        for job_id in self._queue.sweep(self._queues):
-            logger.warning("job %s: its worker fell silent; queued again", job_id)
-
-    def _bury(self, claimed: Claimed) -> None:
-        if claimed.dead:
-            for record in claimed.dead:
-                logger.warning(
-                    "record %s is dead-lettered: %s: %s", record.job_id, record.error_code, record.error_message
-                )
-            retrying(lambda: self._store.record_dead(claimed.dead), "cannot record dead jobs", self._stopping)
-            self._queue.dead_letter(claimed.dead)
-
-    def _begin(self, claims: Sequence[Claim]) -> None:
-        if not claims:
-            return
+    def _hold(self, claims: Sequence[Claim]) -> None:
         now = time.monotonic()
-        jobs = {claim.job_id: HeldJob(claim, now) for claim in claims}
-        self._held.add(jobs.values())  # from here on their leases are renewed
-        try:
-            begun = retrying(
-                lambda: self._store.begin_attempts(claims, self._queue.worker_name),
-                "cannot record attempts",
-                self._stopping,
-            )
-            self._acknowledge_ended([c for c in claims if c.job_id in begun.terminal], begun.terminal)
-        except (ServiceUnavailable, TryLater):
-            self._held.remove(jobs)
-            self._queue.requeue(claims)
-            raise
-        done_with = begun.stale | begun.terminal.keys()
-        self._held.remove(done_with)
-        for job_id, job in jobs.items():
-            if job_id not in done_with:
+        for earlier in self._held.add(HeldJob(claim, now) for claim in claims):
+            logger.warning("job %s was claimed again; its earlier attempt here ends", earlier.claim.job_id)
+            self._lose(earlier)
+
+    def _begin(self, claims: Sequence[Claim]) -> tuple[DeadRecord, ...]:
+        """Record attempts and take those that began. Returns what stands in for claims that SQL refuses."""
+        begun, faults = isolating(self._begin_attempts, claims)
+        refused = {fault.item.execution_id for fault in faults}
+        stale = {job_id for part in begun for job_id in part.stale}
+        terminal = {job_id: state for part in begun for job_id, state in part.terminal.items()}
+        self._acknowledge_ended([claim for claim in claims if claim.job_id in terminal], terminal)
+        for claim in claims:
+            job = self._held.find(claim.job_id)
+            if claim.execution_id in refused or claim.job_id in stale or claim.job_id in terminal:
+                self._held.remove([claim.execution_id])
+            elif job is not None:
                 self._take(job)
+        return tuple(_dead_record(fault) for fault in faults)
+
+    def _begin_attempts(self, claims: Sequence[Claim]) -> BegunAttempts:
+        return self._store.begin_attempts(claims, self._queue.worker_name)
 
     def _acknowledge_ended(self, claims: Sequence[Claim], states: Mapping[str, JobState]) -> None:
         """Only acknowledge jobs that SQL has as ended: their worker died between its commit and its acknowledgement."""
-        if not claims:
+        owed = [self._recalled(claim, states[claim.job_id]) for claim in claims]
+        _, faults = isolating(self._queue.acknowledge, owed)
+        for fault in faults:
+            logger.error("job %s cannot be acknowledged", fault.item.claim.job_id, exc_info=fault.error)
+
+    def _recalled(self, claim: Claim, state: JobState) -> Acknowledgement:
+        """Return the acknowledgement that the job's worker owed."""
+        detail = self._store.job(claim.job_id)
+        assert detail is not None, "SQL has said how the job ended"
+        value = None
+        if detail.result is not None and state is JobState.DONE:
+            value = {
+                "text": detail.result.text,
+                "finish_reason": detail.result.finish_reason,
+                "prompt_tokens": detail.result.prompt_tokens,
+                "completion_tokens": detail.result.completion_tokens,
+            }
+        error = f"{detail.error_code}: {detail.error_message}" if detail.error_code else None
+        return Acknowledgement(claim, ATTEMPT_STATES[state], value, error)
+
+    def _bury(self, records: Sequence[DeadRecord]) -> None:
+        if not records:
             return
-        results = self._store.results([claim.job_id for claim in claims])
-        ends = []
-        for claim in claims:
-            state, result = states[claim.job_id], results.get(claim.job_id)
-            value = None
-            if result is not None and state is JobState.DONE:
-                value = {
-                    "text": result.text,
-                    "finish_reason": result.finish_reason,
-                    "prompt_tokens": result.prompt_tokens,
-                    "completion_tokens": result.completion_tokens,
-                }
-            ends.append(Acknowledgement(claim, ATTEMPT_STATES[state], value, f"ended before as {state.value}"))
-        self._queue.acknowledge(ends)
+        for record in records:
+            logger.warning("record %s is dead: %s: %s", record.job_id, record.error_code, record.error_message)
+        _, faults = isolating(self._store.record_dead, records)
+        for fault in faults:
+            logger.error("SQL refuses the dead record %s", fault.item.job_id, exc_info=fault.error)
+        self._queue.dead_letter(records)
+
+
+def _dead_record(fault: Fault[Claim]) -> DeadRecord:
+    claim, error = fault.item, fault.error
+    logger.error("SQL refuses an attempt at job %s", claim.job_id, exc_info=error)
+    message = f"the worker met an unexpected {type(error).__name__}; its log has the details"
+    return DeadRecord(claim.job_id, claim.queue, INTERNAL_ERROR, message, claim.payload_json, claim.enqueued_at)

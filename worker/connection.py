@@ -84,7 +84,7 @@ def redis_errors(address: str = "Redis") -> Iterator[None]:
     except ReadOnlyError:
         raise ServiceUnavailable(f"{address} is a read-only replica") from None
     except redis.TimeoutError:
-        raise ServiceUnavailable(f"{address} does not answer within {SOCKET_TIMEOUT_SECONDS:.0f} s") from None
+        raise ServiceUnavailable(f"{address} does not answer in time") from None
     except redis.ConnectionError as error:
         raise ServiceUnavailable(f"cannot reach {address}: {_one_line(error)}") from None
     except ResponseError as error:

@@ -43,13 +43,13 @@ SHARE_SECONDS = 20.0  # how long a server that is shutting down may keep newcome
 class QueuePaths:
     """Where one data folder's embedded queue lives."""
 
-    directory: Path  # absolute
+    directory: Path  # absolute, without symbolic links: one folder has one socket
     socket_path: str
 
     @classmethod
     def of(cls, data_dir: Path) -> Self:
         """Derive the paths; touches no file."""
-        directory = data_dir.absolute() / "queue"
+        directory = data_dir.resolve() / "queue"
         socket_path = str(directory / "queue.sock")
         if len(os.fsencode(socket_path)) > MAX_SOCKET_PATH_BYTES:
             digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]

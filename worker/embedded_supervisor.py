@@ -33,6 +33,7 @@ POLL_SECONDS = 0.5
 LINGER_SECONDS = 1.0
 LOCK_WAIT_SECONDS = 15.0
 STOP_SECONDS = 10.0
+FIRST_BACK_OFF_SECONDS = 0.05
 LONGEST_BACK_OFF_SECONDS = 5.0
 ASK_TIMEOUT_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
@@ -143,7 +144,7 @@ class Supervisor:
 
     def _watch(self, server_lock: int, clients_lock: int) -> None:
         """Restart a server that dies, with back-off, until a stop is due."""
-        back_off = 0.1
+        started, back_off = time.monotonic(), FIRST_BACK_OFF_SECONDS
         while not self._clients_are_gone(clients_lock):
             self._wait(POLL_SECONDS)
             if self._stop_requested:
@@ -151,12 +152,12 @@ class Supervisor:
             if self._server is None or self._server.poll() is None:
                 continue
             print(f"supervisor: the server ended with status {self._server.returncode}", file=sys.stderr, flush=True)
+            if time.monotonic() - started > LONGEST_BACK_OFF_SECONDS:
+                back_off = FIRST_BACK_OFF_SECONDS
+            self._wait(back_off)
+            back_off = min(back_off * 2, LONGEST_BACK_OFF_SECONDS)
             started = time.monotonic()
-            if self._start(server_lock) is None:
-                back_off = 0.1
-            else:
-                self._wait(back_off - (time.monotonic() - started))
-                back_off = min(back_off * 2, LONGEST_BACK_OFF_SECONDS)
+            self._start(server_lock)
 
     def _clients_are_gone(self, clients_lock: int) -> bool:
         """Tell whether nobody has used the folder for `LINGER_SECONDS`; if so, keep newcomers waiting from here on."""

@@ -27,9 +27,9 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End this job as cancelled, if the engine has it."""
+    """End the job of this execution, if the engine has it. Whoever sends it has set the job's flag that says why."""
 
-    job_id: str
+    execution_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,18 @@ class EngineStepFailed(Exception):
 
 
 class EngineLoop:
-    """Owns the engine. `emit` gets each job that finished or that the engine refuses; it must not block."""
+    """Owns the engine. `emit` gets each job that finished or that the engine refuses; it must not block.
+
+    A request's id is its job's execution id: a job that is claimed again while the engine still has it is another
+    request.
+    """
 
     def __init__(self, engine: Engine, outcomes: OutcomeBuilder, emit: Callable[[HeldJob | Outcome], None]) -> None:
         self.engine = engine
         self._outcomes = outcomes
         self._emit = emit
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._jobs: dict[str, HeldJob] = {}
+        self._jobs: dict[str, HeldJob] = {}  # by execution id
         self._failed_steps = 0
 
     def send(self, command: Command) -> None:
@@ -82,22 +86,26 @@ class EngineLoop:
 
     def _execute(self, command: Add | Abort) -> None:
         if isinstance(command, Abort):
-            request = self.engine.abort(command.job_id)
+            request = self.engine.abort(command.execution_id)
             if request is not None:
                 self._finish(request)
-            return
-        job = command.job
-        payload = job.claim.job
-        if job.cancel_requested.is_set():
-            self._emit(self._outcomes.cancelled(job))
-            return
+        elif command.job.must_end:
+            self._emit(self._outcomes.ended_early(command.job))
+        else:
+            self._add(command.job)
+
+    def _add(self, job: HeldJob) -> None:
+        claim = job.claim
         try:
-            params = sampling_params(payload, job.claim.job_id)
-            job.request = self.engine.add(job.claim.job_id, job.prompt, params, tenant=payload.tenant)
+            params = sampling_params(claim.job, claim.job_id)
+            job.request = self.engine.add(claim.execution_id, job.prompt, params, tenant=claim.job.tenant)
         except RequestError as error:
             self._emit(self._outcomes.rejected(job, error))
+        except Exception as error:  # whatever it is, it is this job's: the engine has not stepped with it
+            logger.exception("job %s could not be added", claim.job_id)
+            self._emit(self._outcomes.broken(job, error))
         else:
-            self._jobs[job.claim.job_id] = job
+            self._jobs[claim.execution_id] = job
 
     def _step(self) -> None:
         try:
@@ -105,12 +113,19 @@ class EngineLoop:
         except Exception as error:
             self._failed_steps += 1
             logger.exception("step failed, %d in a row; its requests start over", self._failed_steps)
+            self._finish_stranded()
             if self._failed_steps >= MAX_FAILED_STEPS:
                 raise EngineStepFailed(f"{self._failed_steps} steps in a row failed: {error}") from error
             return
         self._failed_steps = 0
         for request in finished:
             self._finish(request)
+
+    def _finish_stranded(self) -> None:
+        """Finish what the step that failed had finished by then, but could not return."""
+        for job in list(self._jobs.values()):
+            if job.request is not None and job.request.finish_reason is not None:
+                self._finish(job.request)
 
     def _finish(self, request: Request) -> None:
         self._emit(self._jobs.pop(request.request_id))

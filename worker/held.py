@@ -10,23 +10,35 @@ from worker.records import Claim
 
 @dataclass(slots=True, eq=False)
 class HeldJob:
-    """A claimed job on its way through the worker. Each field is written by one thread, before the next one has it."""
+    """A claimed job on its way through the worker. Each field is written by one thread, before the next one has it;
+    the flags may be set by any thread at any time, and are never cleared."""
 
     claim: Claim
     claimed_at: float  # seconds on the monotonic clock
     prompt: list[int] = field(default_factory=list)  # token ids, once tokenized
     tokenize_ms: float = 0.0
     request: Request | None = None  # once the engine has it
-    cancel_requested: threading.Event = field(default_factory=threading.Event)
+    cancel_requested: bool = False  # it is to end as cancelled
+    lost: bool = False  # somebody else runs it, or will: it is to end here without a trace
+    lease_gone: bool = False  # it is not renewed any more
+
+    @property
+    def must_end(self) -> bool:
+        """Whether it is not worth computing any further."""
+        return self.cancel_requested or self.lost
 
 
 class HeldJobs:
-    """At most `capacity` held jobs, by id. What is held keeps its lease; what is not may be claimed by anyone."""
+    """Up to `capacity` held jobs, by execution. What is held keeps its lease; what is not may be claimed by anyone.
+
+    A worker may hold a job twice for a moment: under a lease that ran out, and under the one that it claimed since.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._jobs: dict[str, HeldJob] = {}
-        self._ended: set[str] = set()
+        self._jobs: dict[str, HeldJob] = {}  # by execution id
+        self._latest: dict[str, HeldJob] = {}  # by job id
+        self._ended: set[str] = set()  # execution ids
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -36,31 +48,48 @@ class HeldJobs:
     def room(self) -> int:
         return self.capacity - len(self._jobs)
 
-    def add(self, jobs: Iterable[HeldJob]) -> None:
+    def add(self, jobs: Iterable[HeldJob]) -> tuple[HeldJob, ...]:
+        """Hold jobs. Returns what was held of the same jobs under earlier leases."""
+        superseded = []
         with self._changed:
-            self._jobs.update((job.claim.job_id, job) for job in jobs)
+            for job in jobs:
+                if (earlier := self._latest.get(job.claim.job_id)) is not None:
+                    superseded.append(earlier)
+                self._jobs[job.claim.execution_id] = self._latest[job.claim.job_id] = job
+        return tuple(superseded)
 
-    def remove(self, job_ids: Iterable[str]) -> None:
+    def remove(self, execution_ids: Iterable[str]) -> None:
         """Let jobs go; ids that are not held are ignored."""
         with self._changed:
-            for job_id in job_ids:
-                self._jobs.pop(job_id, None)
-                self._ended.discard(job_id)
+            for execution_id in execution_ids:
+                job = self._jobs.pop(execution_id, None)
+                if job is not None and self._latest.get(job.claim.job_id) is job:
+                    del self._latest[job.claim.job_id]
+                self._ended.discard(execution_id)
             self._changed.notify_all()
 
-    def mark_ended(self, job_id: str) -> None:
-        """Note that a held job has its outcome and only waits to be persisted."""
+    def end(self, execution_id: str) -> bool:
+        """Note that a held job has its outcome. Returns whether that is news: a job ends once, whoever is first."""
         with self._changed:
-            if job_id in self._jobs:
-                self._ended.add(job_id)
+            if execution_id not in self._jobs or execution_id in self._ended:
+                return False
+            self._ended.add(execution_id)
+            return True
+
+    def is_unfinished(self, job: HeldJob) -> bool:
+        """Tell whether a job is held and has no outcome yet."""
+        execution_id = job.claim.execution_id
+        with self._changed:
+            return execution_id in self._jobs and execution_id not in self._ended
 
     def unfinished(self) -> tuple[HeldJob, ...]:
         """Return the held jobs without an outcome, oldest claim first."""
         with self._changed:
-            return tuple(job for job_id, job in self._jobs.items() if job_id not in self._ended)
+            return tuple(job for execution_id, job in self._jobs.items() if execution_id not in self._ended)
 
-    def get(self, job_id: str) -> HeldJob | None:
-        return self._jobs.get(job_id)
+    def find(self, job_id: str) -> HeldJob | None:
+        """Return a held job, under its latest lease."""
+        return self._latest.get(job_id)
 
     def all(self) -> tuple[HeldJob, ...]:
         """Return a snapshot, oldest claim first."""

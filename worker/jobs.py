@@ -107,13 +107,9 @@ class PromptJob(BaseModel):
 
 
 def _check_text(text: str) -> None:
-    """Raise ValueError for text that UTF-8 or PostgreSQL cannot hold."""
+    """Raise ValueError for text that PostgreSQL cannot hold. What UTF-8 cannot was refused before."""
     if "\x00" in text:
         raise ValueError(f"holds a NUL character at position {text.index(chr(0))}, which SQL text cannot store")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"holds a lone surrogate at position {error.start}; it is not valid Unicode") from None
 
 
 def parse_job(payload: Mapping[str, Any]) -> PromptJob:
@@ -132,16 +128,29 @@ def dump_job(job: PromptJob) -> dict[str, Any]:
     return payload
 
 
-def _dump(payload: Mapping[str, Any]) -> str:
+def _dump(payload: Mapping[str, Any]) -> bytes:
     try:
-        text = json.dumps(payload, ensure_ascii=True)
+        data = _encode(payload)
+    except UnicodeEncodeError:
+        raise InvalidJob(_field_with_surrogate(payload), "holds a lone surrogate; it is not valid Unicode") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidJob("payload", f"is not a JSON object: {error}") from None
-    if len(text) > MAX_PAYLOAD_BYTES:
-        size = len(json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        if size > MAX_PAYLOAD_BYTES:
-            raise InvalidJob("payload", f"has {size} bytes; at most {MAX_PAYLOAD_BYTES} are accepted")
-    return text
+    if len(data) > MAX_PAYLOAD_BYTES:
+        raise InvalidJob("payload", f"has {len(data)} bytes; at most {MAX_PAYLOAD_BYTES} are accepted")
+    return data
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _field_with_surrogate(payload: Mapping[str, Any]) -> str:
+    for name, value in payload.items():
+        try:
+            _encode(value)
+        except UnicodeEncodeError:
+            return name if name in PromptJob.model_fields else "payload"
+    return "payload"
 
 
 def _invalid(error: ValidationError) -> InvalidJob:

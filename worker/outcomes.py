@@ -1,6 +1,7 @@
 """From a finished request to what SQL and Redis get: text, reason, figures."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -12,6 +13,8 @@ from worker.queue import Acknowledgement
 from worker.records import AttemptState, JobStats, Outcome
 
 MS = 1000.0  # milliseconds in a second
+INTERNAL_ERROR = "internal_error"
+LEASE_LOST = ("lease_lost", "the lease ran out and the job went back to its queue")
 
 
 class OutcomeBuilder:
@@ -40,10 +43,12 @@ class OutcomeBuilder:
         assert request.finish_reason is not None, "a finished request has a reason"
         if request.error is not None:
             return self.failed(job, request.error.code, str(request.error))
-        cancelled = request.finish_reason is FinishReason.CANCELLED
+        is_cancelled = request.finish_reason is FinishReason.CANCELLED
+        if is_cancelled and job.lost:
+            return self.ended_early(job)
         return self._outcome(
             job,
-            AttemptState.CANCELLED if cancelled else AttemptState.DONE,
+            AttemptState.CANCELLED if is_cancelled else AttemptState.DONE,
             text=output_text(request, self._detokenize),
             token_ids=tuple(request.output_token_ids),
             finish_reason=request.finish_reason.value,
@@ -57,8 +62,14 @@ class OutcomeBuilder:
     def failed(self, job: HeldJob, code: str, message: str) -> Outcome:
         return self._outcome(job, AttemptState.FAILED, error=(code, message))
 
-    def cancelled(self, job: HeldJob) -> Outcome:
-        """Return the outcome of a job that was cancelled before the engine had it."""
+    def broken(self, job: HeldJob, error: Exception) -> Outcome:
+        """Return the outcome of a job that met a fault of ours. It says no more than which; the log has the rest."""
+        return self.failed(job, INTERNAL_ERROR, _internal_message(error))
+
+    def ended_early(self, job: HeldJob) -> Outcome:
+        """Return the outcome of a job that must end and has no output: cancelled, or lost to another worker."""
+        if job.lost:
+            return self._outcome(job, AttemptState.LOST, error=LEASE_LOST)
         return self._outcome(job, AttemptState.CANCELLED, finish_reason=FinishReason.CANCELLED.value)
 
     def handed_back(self, job: HeldJob) -> Outcome:
@@ -125,8 +136,23 @@ def output_text(request: Request, detokenize: Detokenize) -> str:
     return text
 
 
+def broken_off(outcome: Outcome, error: Exception) -> Outcome:
+    """Return the failure that takes the place of an outcome which SQL refuses."""
+    return replace(
+        outcome,
+        state=AttemptState.FAILED,
+        text=None,
+        token_ids=(),
+        finish_reason=None,
+        completion_tokens=0,
+        error_code=INTERNAL_ERROR,
+        error_message=_internal_message(error),
+        stats=None,
+    )
+
+
 def acknowledgement(outcome: Outcome) -> Acknowledgement:
-    """Return what RQ's readers see of an outcome that was committed. `outcome.state` is not REQUEUED."""
+    """Return what RQ's readers see of an outcome that was committed: DONE, FAILED or CANCELLED."""
     value = None
     if outcome.state is AttemptState.DONE:
         value = {
@@ -137,3 +163,7 @@ def acknowledgement(outcome: Outcome) -> Acknowledgement:
         }
     error = f"{outcome.error_code}: {outcome.error_message}" if outcome.error_code else None
     return Acknowledgement(outcome.claim, outcome.state, value, error)
+
+
+def _internal_message(error: Exception) -> str:
+    return f"the worker met an unexpected {type(error).__name__}; its log has the details"

@@ -4,102 +4,173 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import suppress
 
 from worker.errors import ServiceUnavailable, TryLater
 from worker.fleet import WorkerCounters
 from worker.held import HeldJob, HeldJobs
-from worker.outcomes import OutcomeBuilder, acknowledgement
+from worker.isolation import isolating
+from worker.outcomes import OutcomeBuilder, acknowledgement, broken_off
 from worker.queue import JobQueue
 from worker.records import AttemptState, Outcome
 from worker.store import JobStore
 
-FIRST_PAUSE_SECONDS = 0.1
+FIRST_PAUSE_SECONDS = 0.1  # after a service did not answer
 LONGEST_PAUSE_SECONDS = 5.0
-
-T = TypeVar("T")
+ENDED_HERE = frozenset({AttemptState.DONE, AttemptState.FAILED, AttemptState.CANCELLED})
 
 logger = logging.getLogger(__name__)
 
 
-def retrying(action: Callable[[], T], what: str, give_up: threading.Event) -> T:
-    """Call `action` until its service answers; pauses grow. Raises its last error once `give_up` is set."""
-    pause = FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            return action()
-        except (ServiceUnavailable, TryLater) as error:
-            logger.warning("%s: %s; trying again in %.1f s", what, error, pause)
-            if give_up.wait(pause):
-                raise
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-
-
 class Persister:
-    """Holds outcomes until SQL and Redis have them. What waits here still counts as held: claims stop by themselves."""
+    """Holds outcomes until SQL and Redis have them. What waits here still counts as held: claims stop by themselves.
+
+    An outage of one service does not hold up what the other can take.
+    """
 
     def __init__(
-        self, store: JobStore, job_queue: JobQueue, held: HeldJobs, outcomes: OutcomeBuilder, give_up: threading.Event
+        self,
+        store: JobStore,
+        job_queue: JobQueue,
+        held: HeldJobs,
+        outcomes: OutcomeBuilder,
+        before_acknowledging: Callable[[Sequence[Outcome]], None],
     ) -> None:
+        """`before_acknowledging` sees outcomes that SQL has and nobody else knows of yet; it must not raise."""
         self._store = store
         self._queue = job_queue
         self._held = held
         self._outcomes = outcomes
-        self._give_up = give_up
+        self._before_acknowledging = before_acknowledging
         self._ends: queue.SimpleQueue[HeldJob | Outcome | None] = queue.SimpleQueue()
+        self._uncommitted: list[Outcome] = []
+        self._unacknowledged: list[Outcome] = []  # SQL has them
+        self._to_requeue: list[Outcome] = []
+        self._give_up = threading.Event()
         self.counters = WorkerCounters()
 
     def put(self, end: HeldJob | Outcome) -> None:
-        """Take a finished job or a ready outcome; returns at once."""
-        self._held.mark_ended(end.claim.job_id)
-        self._ends.put(end)
+        """Take a finished job or a ready outcome; returns at once. The first end of a job is the one that counts."""
+        if self._held.end(end.claim.execution_id):
+            self._ends.put(end)
 
     def stop(self) -> None:
         """Let `run` return once all that was put is persisted."""
         self._ends.put(None)
 
+    def give_up(self) -> None:
+        """Let `run` end after one more try."""
+        self._give_up.set()
+        self._ends.put(None)
+
     def run(self) -> None:
-        """Persist until stopped. Raises ServiceUnavailable when told to give up while a service is down: what is not
-        acknowledged then keeps its lease and is run, or acknowledged, by whoever claims it next."""
-        while True:
-            batch, stopping = self._take()
-            if batch:
-                self._persist(batch)
-            if stopping:
-                return
+        """Persist until stopped.
 
-    def _take(self) -> tuple[list[Outcome], bool]:
-        """Wait for an end, then take all there are."""
-        taken = [self._ends.get()]
-        while True:
-            try:
+        Raises ServiceUnavailable or TryLater when some could not be persisted before `give_up`: they stay held, and
+        what is not acknowledged is run, or only acknowledged, by whoever claims it next.
+        """
+        stopping = False
+        pause: float | None = None  # None is to wait for the next end
+        while not stopping or pause is not None:
+            stopping = self._take(pause) or stopping
+            error = self._persist()
+            if error is None:
+                if pause is not None:
+                    logger.warning("results can be persisted again")
+                pause = None
+            elif self._give_up.is_set():
+                raise error
+            else:
+                if pause is None:
+                    logger.warning("results are held: %s", error)
+                pause = FIRST_PAUSE_SECONDS if pause is None else min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _take(self, timeout_seconds: float | None) -> bool:
+        """Wait for an end, then take all there are. Returns whether to stop."""
+        taken: list[HeldJob | Outcome | None] = []
+        with suppress(queue.Empty):
+            taken.append(self._ends.get(timeout=timeout_seconds))
+            while True:
                 taken.append(self._ends.get_nowait())
-            except queue.Empty:
-                break
-        outcomes = [self._outcomes.finished(end) if isinstance(end, HeldJob) else end for end in taken if end]
-        return outcomes, None in taken
+        self._uncommitted += [self._outcome(end) for end in taken if end is not None]
+        return None in taken
 
-    def _persist(self, outcomes: Sequence[Outcome]) -> None:
-        fenced = retrying(lambda: self._store.finish_attempts(outcomes), "cannot commit results", self._give_up)
-        for job_id in fenced:
-            logger.warning("job %s was taken over by another worker; its result here is dropped", job_id)
-        committed = [outcome for outcome in outcomes if outcome.claim.job_id not in fenced]
-        self._tell_queue(committed)
-        self._count(committed)
-        self._held.remove(outcome.claim.job_id for outcome in outcomes)
+    def _outcome(self, end: HeldJob | Outcome) -> Outcome:
+        if isinstance(end, Outcome):
+            return end
+        try:
+            return self._outcomes.finished(end)
+        except Exception as error:  # a detokenizer's bug, say: this job's end, not the worker's
+            logger.exception("job %s has no outcome", end.claim.job_id)
+            return self._outcomes.broken(end, error)
 
-    def _tell_queue(self, outcomes: Sequence[Outcome]) -> None:
-        back = [outcome.claim for outcome in outcomes if outcome.state is AttemptState.REQUEUED]
-        ended = [outcome for outcome in outcomes if outcome.state is not AttemptState.REQUEUED]
-        cancelled = [outcome.claim.job_id for outcome in ended if outcome.state is AttemptState.CANCELLED]
-        ends = [acknowledgement(outcome) for outcome in ended]
-        retrying(lambda: self._queue.acknowledge(ends), "cannot acknowledge", self._give_up)
-        retrying(lambda: self._queue.forget_cancelling(cancelled), "cannot acknowledge", self._give_up)
-        retrying(lambda: self._queue.requeue(back), "cannot requeue", self._give_up)
+    def _persist(self) -> ServiceUnavailable | TryLater | None:
+        """Bring everything as far as it goes. Returns the error of a service that does not answer."""
+        failure = None
+        for step in (self._commit, self._acknowledge, self._requeue):
+            try:
+                step()
+            except (ServiceUnavailable, TryLater) as error:
+                failure = failure or error
+        return failure
 
-    def _count(self, outcomes: Sequence[Outcome]) -> None:
-        done = [outcome for outcome in outcomes if outcome.state is AttemptState.DONE]
-        failed = [outcome for outcome in outcomes if outcome.state is AttemptState.FAILED]
+    def _commit(self) -> None:
+        """Commit outcomes, and failures in the place of those that SQL refuses."""
+        outcomes = tuple(self._uncommitted)
+        fenced, faults = isolating(self._store.finish_attempts, outcomes)
+        for fault in faults:
+            logger.error("the result of job %s is refused", fault.item.claim.job_id, exc_info=fault.error)
+        refused = [fault for fault in faults if fault.item.state in ENDED_HERE]
+        instead = {fault.item.claim.execution_id: broken_off(fault.item, fault.error) for fault in refused}
+        if instead:
+            fenced.append(self._store.finish_attempts(list(instead.values())))
+        self._uncommitted.clear()
+        settled = [instead.get(outcome.claim.execution_id, outcome) for outcome in outcomes]
+        self._sort_out(settled, frozenset().union(*fenced))
+
+    def _sort_out(self, outcomes: Sequence[Outcome], fenced: frozenset[str]) -> None:
+        """Note what the queue must hear of outcomes that SQL has, and let the others go."""
+        forgotten = []
+        for outcome in outcomes:
+            if outcome.state is AttemptState.REQUEUED:
+                self._to_requeue.append(outcome)  # fenced or not: the queue knows itself whether it is ours to give
+            elif outcome.state is AttemptState.LOST:
+                forgotten.append(outcome)
+            elif outcome.claim.job_id in fenced:
+                logger.warning("job %s was taken over by another worker; its result is dropped", outcome.claim.job_id)
+                forgotten.append(outcome)
+            else:
+                self._unacknowledged.append(outcome)
+        self._release(forgotten)
+
+    def _acknowledge(self) -> None:
+        if not self._unacknowledged:
+            return
+        outcomes = tuple(self._unacknowledged)
+        self._before_acknowledging(outcomes)
+        _, faults = isolating(self._queue.acknowledge, [acknowledgement(outcome) for outcome in outcomes])
+        for fault in faults:
+            logger.error("job %s cannot be acknowledged", fault.item.claim.job_id, exc_info=fault.error)
+        cancelled = [outcome.claim.job_id for outcome in outcomes if outcome.state is AttemptState.CANCELLED]
+        self._queue.forget_cancelling(cancelled)
+        self._unacknowledged.clear()
+        self._count(outcomes)
+        self._release(outcomes)
+
+    def _requeue(self) -> None:
+        if self._to_requeue:
+            outcomes = tuple(self._to_requeue)
+            self._queue.requeue(outcome.claim for outcome in outcomes)
+            self._to_requeue.clear()
+            self._release(outcomes)
+
+    def _release(self, outcomes: Sequence[Outcome]) -> None:
+        if outcomes:
+            self._held.remove(outcome.claim.execution_id for outcome in outcomes)
+
+    def _count(self, ended: Sequence[Outcome]) -> None:
+        done = [outcome for outcome in ended if outcome.state is AttemptState.DONE]
+        failed = [outcome for outcome in ended if outcome.state is AttemptState.FAILED]
         self.counters = WorkerCounters(
             jobs_done=self.counters.jobs_done + len(done),
             jobs_failed=self.counters.jobs_failed + len(failed),

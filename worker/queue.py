@@ -19,12 +19,12 @@ from uuid import uuid4
 
 import redis
 from rq import Queue
-from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.rate_limit import release_slot
 from rq.serializers import JSONSerializer
 
 from worker.connection import redis_errors
+from worker.errors import PagemillError
 from worker.queue_access import CANCELLING_KEY, FAILURE_TTL_SECONDS, QueueAccess
 from worker.queue_records import Fields, RecordError, raw_json, read_date, read_record
 from worker.records import AttemptState, Claim, DeadRecord
@@ -151,8 +151,10 @@ class JobQueue(QueueAccess):
                 queue = Queue(claim.queue, connection=self.connection, serializer=JSONSerializer)
                 queue.enqueue_dependents(job)
                 release_slot(job)
-        except NoSuchJobError:
-            logger.warning("job %s is gone; the jobs that depend on it stay deferred", claim.job_id)
+        except PagemillError:
+            raise  # Redis is away: the whole call is to be repeated
+        except Exception:  # RQ reads foreign records here; whatever they hold, the end of this job stands
+            logger.exception("job %s has ended, but the jobs that depend on it could not be released", claim.job_id)
 
 
 def _lease_arguments(claims: Iterable[Claim]) -> list[str | int]:

@@ -1,10 +1,11 @@
 """From RQ's job record to a prompt job: nothing in a record is trusted, unpickled or imported."""
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from rq.job import JobStatus
@@ -18,6 +19,7 @@ MAX_SECONDS = 2**31 - 1
 STATUSES = frozenset(status.value for status in JobStatus)
 SECONDS_FIELDS = ("timeout", "result_ttl", "failure_ttl", "ttl")
 DATE_FIELDS = ("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat")
+_DATE = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
 
 Fields = Mapping[bytes, bytes]
 
@@ -60,8 +62,10 @@ def read_record(fields: Fields) -> PromptRecord:
 
 def read_date(text: bytes) -> datetime | None:
     """Return RQ's date as UTC; None where it is empty or malformed."""
+    if not _DATE.fullmatch(text):
+        return None
     try:
-        return datetime.strptime(text.decode("ascii"), "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+        return datetime.fromisoformat(text.decode("ascii"))
     except ValueError:
         return None
 

@@ -157,6 +157,11 @@ def test_one_bad_line_refuses_the_whole_file(run: Run, empty_queue: redis.Redis,
     assert empty_queue.keys("rq:*") == []
 
 
+def test_file_without_jobs_is_refused(run: Run) -> None:
+    result = run("submit", "--jsonl", "-", stdin="\n\n")
+    assert (result.exit_code, result.stderr) == (2, "error: jsonl: - holds no jobs\n")
+
+
 def test_number_of_other_faults_is_told(run: Run) -> None:
     assert "(and 2 more faults)" in run("submit", "--jsonl", "-", stdin='""\n""\n""\n').stderr
 

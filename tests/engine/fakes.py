@@ -4,6 +4,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
@@ -38,7 +39,7 @@ class FakeRunner:
     """Writes token ids into slots by block table; the next token is a hash of what it reads back through the table.
 
     As with the real kernels, all of a step's KV is written before any is read, and the unwritten tail of a request's
-    last block is read too, under a mask that does not stop a NaN.
+    last block is read too, under a mask that does not stop a NaN; nor does the causal mask within a chunk.
     """
 
     config: EngineConfig
@@ -81,11 +82,11 @@ class FakeRunner:
 
     def _write(self, share: ScheduledRequest) -> None:
         request, start = share.request, share.num_computed_tokens
+        stop = start + share.num_scheduled_tokens
         finite = all(self.slots[self._slot(request, position)] is not None for position in range(start))
-        for position in range(start, start + share.num_scheduled_tokens):
-            token = request.token_ids[position]
-            finite = finite and token != NAN_TOKEN
-            self.slots[self._slot(request, position)] = token if finite else None
+        finite = finite and NAN_TOKEN not in request.token_ids[start:stop]
+        for position in range(start, stop):
+            self.slots[self._slot(request, position)] = request.token_ids[position] if finite else None
 
     def _read(self, share: ScheduledRequest) -> list[int | None]:
         size = self.config.block_size
@@ -124,8 +125,14 @@ def generate_alone(prompt: Sequence[int], params: SamplingParams) -> tuple[list[
 
 def make_config(**changes: int | bool) -> EngineConfig:
     """Return a small configuration."""
-    values = {"num_blocks": 32, "max_model_len": 64, "block_size": 4, "max_num_seqs": 8, "token_budget": 16} | changes
-    return EngineConfig(**values)
+    values: dict[str, Any] = {
+        "num_blocks": 32,
+        "max_model_len": 64,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "token_budget": 16,
+    }
+    return EngineConfig(**(values | changes))
 
 
 @dataclass
@@ -170,12 +177,17 @@ def make_harness(**changes: int | bool) -> Harness:
 
 
 def make_request(
-    prompt: Iterable[int] = (1, 2, 3), output: Iterable[int] = (), *, request_id: str = "r", tenant: str = "", **params: object
+    prompt: Iterable[int] = (1, 2, 3),
+    output: Iterable[int] = (),
+    *,
+    request_id: str = "r",
+    tenant: str = "",
+    **params: Any,
 ) -> Request:
     """Return a request that already has some output, outside any engine."""
     token_ids = list(prompt)
     num_prompt_tokens = len(token_ids)
-    sampling = SamplingParams(**({"max_tokens": 16} | params))  # type: ignore[arg-type]
+    sampling = SamplingParams(**({"max_tokens": 16} | params))
     return Request(
         request_id=request_id,
         tenant=tenant,

@@ -57,8 +57,7 @@ def test_blocks_of_a_finished_request_are_hit_until_reused() -> None:
 def test_partly_evicted_sequence_keeps_its_head() -> None:
     manager = make_manager(num_blocks=4)
     manager.release(fill(manager, make_request(range(1, 14))))
-    manager.release(fill(manager, make_request([30])))  # the unnamed last block
-    manager.release(fill(manager, make_request(range(20, 25))))  # two blocks: that one again, and the tail
+    manager.release(fill(manager, make_request(range(20, 25))))  # two blocks: the unnamed last one and the tail
     again = make_request(range(1, 14))
     assert manager.admit(again)
     assert again.num_computed_tokens == 8
@@ -134,6 +133,7 @@ def test_peak_and_block_seconds() -> None:
     assert manager.grow(request, 4)
     clock.now += 2.0
     assert manager.grow(request, 9)
+    manager.cache_blocks(request, 9)
     clock.now += 0.5
     manager.release(request)
     assert request.figures.kv_block_seconds == 1 * 2.0 + 3 * 0.5
@@ -141,5 +141,5 @@ def test_peak_and_block_seconds() -> None:
     assert manager.admit(request)  # two hits at once
     clock.now += 1.0
     manager.release(request)
-    assert request.figures.kv_block_seconds == 3.5 + 2 * 1.0 - 2.0
+    assert request.figures.kv_block_seconds == 3.5 + 2 * 1.0
     assert request.figures.kv_blocks_peak == 3

@@ -53,6 +53,8 @@ def test_a_done_job_is_finished_with_its_result(
     assert result is not None
     assert (result.type, result.worker_name) == (Result.Type.SUCCESSFUL, "worker-1")
     assert result.execution_id == claim.execution_id
+    assert result.execution_started_at is not None
+    assert result.execution_ended_at is not None
     assert result.execution_ended_at >= result.execution_started_at
     queue = Queue("default", connection=queue_connection)
     assert queue.finished_job_registry.get_job_ids() == [job_id]

@@ -30,7 +30,7 @@ def expire_leases(connection: redis.Redis, *claims: Claim) -> None:
 
 
 def waiting(connection: redis.Redis, queue: str = "default") -> list[str]:
-    return [job_id.decode() for job_id in connection.lrange(f"rq:queue:{queue}", 0, -1)]
+    return Queue(queue, connection=connection).job_ids
 
 
 def test_claims_come_first_in_first_out_and_first_queue_first(worker_queue: JobQueue, enqueue: Enqueue) -> None:

@@ -6,6 +6,7 @@ import random
 import sys
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -14,15 +15,15 @@ from rq.job import Job
 
 from worker.queue import JobQueue
 from worker.queue_records import MAX_DATA_BYTES
-from worker.records import DeadRecord
+from worker.records import Claim, DeadRecord
 
 Enqueue = Callable[..., list[str]]
-GOOD_CALL = ["pagemill.prompt", None, [{"prompt": "x"}], {}]
+GOOD_CALL: list[Any] = ["pagemill.prompt", None, [{"prompt": "x"}], {}]
 
 
-def put(connection: redis.Redis, job_id: str, fields: dict[str, object]) -> None:
+def put(connection: redis.Redis, job_id: str, fields: dict[str, Any]) -> None:
     """Write a job as RQ does, with some fields of another kind (None: without the field)."""
-    record = {
+    record: dict[Any, Any] = {
         "status": "queued",
         "origin": "default",
         "created_at": "2026-01-31T23:59:59.000001Z",
@@ -126,8 +127,9 @@ def test_dead_records_are_leased_until_they_are_dead_lettered(
     put(queue_connection, "job-1", {"data": "?"})
     (dead,) = worker_queue.claim(["default"], 1).dead
     assert other_queue.dead_letter([dead]) == 0
+    member: Any
     (member,) = queue_connection.zrange("pagemill:leases:default", 0, -1)
-    queue_connection.zadd("pagemill:leases:default", {member: 1.0})
+    queue_connection.zadd("pagemill:leases:default", {str(member, "ascii"): 1.0})
     assert other_queue.sweep(["default"]) == ("job-1",)
     assert worker_queue.dead_letter([dead]) == 0
     assert len(other_queue.claim(["default"], 1).dead) == 1
@@ -135,7 +137,7 @@ def test_dead_records_are_leased_until_they_are_dead_lettered(
 
 @pytest.mark.parametrize("kind", ["string", "list", "set", "zset", "stream"])
 def test_a_record_that_is_no_hash_is_dead_lettered_at_once(
-    queue_connection: redis.Redis, worker_queue: JobQueue, enqueue: Enqueue, kind: str
+    queue_connection: Any, worker_queue: JobQueue, enqueue: Enqueue, kind: str
 ) -> None:
     key = "rq:job:job-1"
     {
@@ -193,7 +195,7 @@ def test_300_fuzzed_records_are_all_dead_lettered(
         put(queue_connection, f"job-{number}", chance.choice(fuzzers)())
     (good,) = enqueue(1)
     dead: list[DeadRecord] = []
-    claims = []
+    claims: list[Claim] = []
     while len(dead) + len(claims) < 301:
         claimed = worker_queue.claim(["default"], 64)
         assert claimed.claims or claimed.dead

@@ -152,7 +152,7 @@ def test_a_client_that_comes_while_the_server_goes_down_gets_a_new_one(tmp_path:
 def test_a_killed_supervisor_takes_its_server_along_and_clients_get_a_new_one(tmp_path: Path) -> None:
     with closing(connect(None, tmp_path)) as connection:
         connection.set("kept", "yes")
-        connection.execute_command("WAITAOF", 1, 0, 2000)
+        connection.waitaof(1, 0, 2000)
         old = connection.info("server")["process_id"]
         os.kill(parent_of(old), signal.SIGKILL)
         assert value_of_another_server(connection, old) == b"yes"
@@ -161,7 +161,7 @@ def test_a_killed_supervisor_takes_its_server_along_and_clients_get_a_new_one(tm
 def test_a_killed_server_is_started_again(tmp_path: Path) -> None:
     with closing(connect(None, tmp_path)) as connection:
         connection.set("kept", "yes")
-        connection.execute_command("WAITAOF", 1, 0, 2000)
+        connection.waitaof(1, 0, 2000)
         old = connection.info("server")["process_id"]
         os.kill(old, signal.SIGKILL)
         assert value_of_another_server(connection, old) == b"yes"
@@ -199,6 +199,7 @@ def test_a_long_data_folder_has_its_socket_in_the_temporary_folder(tmp_path: Pat
         with closing(redis.Redis.from_url(embedded_url(data_dir))) as tool:
             assert tool.get("kept") == b"yes"
         assert (data_dir / "queue" / "appendonlydir").is_dir()
+    shutil.rmtree(socket_path.parent)
 
 
 def test_a_folder_name_with_odd_characters_works(tmp_path: Path) -> None:

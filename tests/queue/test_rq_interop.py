@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import redis
 from rq import Queue, RateLimit, Worker
 from rq.executions import Execution
@@ -14,6 +15,7 @@ from rq.registry import StartedJobRegistry
 
 from worker.connection import connect
 from worker.embedded import embedded_url
+from worker.errors import ConfigurationError
 from worker.queue import Acknowledgement, JobQueue
 from worker.records import AttemptState
 
@@ -93,6 +95,24 @@ def test_a_rate_limits_slot_is_freed(queue_connection: redis.Redis, worker_queue
     assert claim.job_id == first.id
     worker_queue.acknowledge([Acknowledgement(claim, AttemptState.DONE, {})])
     assert [claim.job_id for claim in worker_queue.claim(["default"], 8).claims] == [second.id]
+
+
+def test_a_corrupt_dependent_does_not_undo_an_end(queue_connection: redis.Redis, worker_queue: JobQueue) -> None:
+    target = Queue("default", connection=queue_connection, serializer="json")
+    parent = target.enqueue("pagemill.prompt", {"prompt": "x"})
+    child = target.enqueue("pagemill.prompt", {"prompt": "x"}, depends_on=parent)
+    queue_connection.hset(child.key, "status", "banana")
+    (claim,) = worker_queue.claim(["default"], 1).claims
+    assert worker_queue.acknowledge([Acknowledgement(claim, AttemptState.DONE, {})]) == frozenset()
+    assert parent.is_finished
+
+
+def test_a_server_too_old_for_the_scripts_is_named(
+    queue_connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.queue_scripts.load_script", lambda _: "?")  # as old servers see the first line
+    with pytest.raises(ConfigurationError, match=r"Redis 7\.0"):
+        JobQueue(queue_connection, "worker-1", 60.0).claim(["default"], 1)
 
 
 def test_rq_info_reads_the_embedded_queue(embedded_data_dir: Path) -> None:

@@ -50,10 +50,11 @@ class Model:
 class QueueMachine(RuleBasedStateMachine):
     """Two workers and two queues."""
 
-    def __init__(self, connection: redis.Redis) -> None:
+    connection: redis.Redis
+
+    def __init__(self) -> None:
         super().__init__()
-        self.connection = connection
-        self.queues = {name: JobQueue(connection, name, lease_seconds=600.0) for name in WORKERS}
+        self.queues = {name: JobQueue(self.connection, name, lease_seconds=600.0) for name in WORKERS}
         self.model = Model()
 
     @initialize()
@@ -140,7 +141,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.queue_of)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        job_id = data.draw(st.sampled_from(sorted(self.model.queue_of)))
+        job_id = data.draw(st.sampled_from(list(self.model.queue_of)))
         outcome = self.queues["worker-1"].cancel(job_id).outcome
         waiting = self.model.waiting[self.model.queue_of[job_id]]
         if job_id in waiting:
@@ -181,8 +182,11 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 def test_every_job_is_in_exactly_one_place(queue_connection: redis.Redis) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        lambda: QueueMachine(queue_connection),
+    class Machine(QueueMachine):
+        connection = queue_connection
+
+    run_state_machine_as_test(
+        Machine,
         settings=settings(
             max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),

@@ -5,6 +5,7 @@ import logging
 import click
 
 FORMAT = "%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s"
+OWN_LOGGERS = ("worker", "engine", "kernels")
 
 
 class EchoHandler(logging.Handler):
@@ -19,5 +20,12 @@ class EchoHandler(logging.Handler):
 
 
 def configure_logging(level: str) -> None:
-    """Send this process's log to standard error, from `level` up."""
-    logging.basicConfig(level=level.upper(), format=FORMAT, handlers=[EchoHandler()], force=True)
+    """Send this process's log to standard error, from `level` up; of other packages, warnings and worse only."""
+    handler = EchoHandler(level.upper())
+    # On the handler, not on their loggers: RQ sets the level of its own ones.
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or _is_own(record.name))
+    logging.basicConfig(level=level.upper(), format=FORMAT, handlers=[handler], force=True)
+
+
+def _is_own(logger_name: str) -> bool:
+    return logger_name.partition(".")[0] in OWN_LOGGERS

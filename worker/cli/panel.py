@@ -88,7 +88,7 @@ def draw_panel(progress: WorkerProgress, tokens_per_s: float) -> Group:
 
 
 class TokenRate:
-    """Output tokens per second over the last `RATE_SECONDS`."""
+    """Output tokens per second over the last `RATE_SECONDS`, or somewhat longer where readings are rare."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, int]] = deque()
@@ -97,7 +97,7 @@ class TokenRate:
         """Take a reading at `now` (seconds, monotonic) and return the rate."""
         now = time.monotonic() if now is None else now
         self._readings.append((now, progress.completion_tokens))
-        while len(self._readings) > 2 and now - self._readings[0][0] > RATE_SECONDS:
+        while len(self._readings) > 1 and now - self._readings[1][0] >= RATE_SECONDS:
             self._readings.popleft()
         then, tokens = self._readings[0]
         return (progress.completion_tokens - tokens) / (now - then) if now > then else 0.0

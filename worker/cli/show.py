@@ -93,23 +93,17 @@ def _print_detail(job: JobDetail) -> None:
 
 
 def _print_prompt(payload: str | None) -> None:
-    """Print the job as its producer wrote it, without what it left to the defaults."""
+    """Print the job as its producer wrote it, or the fields of a record that is no prompt job."""
     if payload is None:
         return
-    try:
-        fields = json.loads(payload)
-    except ValueError:
-        fields = payload
-    if not isinstance(fields, dict):
-        click.echo("Record:")
-        print_text(_indent(payload))
-        return
+    fields = json.loads(payload)
+    title = "Request" if fields.keys() & {"prompt", "messages"} else "Record"
     if isinstance(fields.get("prompt"), str):
         click.echo("Prompt:")
         print_text(_indent(fields.pop("prompt")))
-    rest = {name: value for name, value in fields.items() if name != "schema_version"}
+    rest = {name: json.dumps(value, ensure_ascii=False) for name, value in fields.items() if name != "schema_version"}
     if rest:
-        print_fields("Request", {name: json.dumps(value, ensure_ascii=False) for name, value in rest.items()})
+        print_fields(title, rest)
 
 
 def _indent(text: str) -> str:

@@ -12,7 +12,7 @@ from worker.cli.prompts import STDIN, build_jobs, parse_metadata, read_jsonl, re
 from worker.cli.queues import opened_queue
 from worker.cli.waiting import print_ends
 from worker.client import enqueue, prepare
-from worker.errors import ExitCode
+from worker.errors import ExitCode, InvalidJob
 from worker.settings import load_settings
 
 
@@ -65,6 +65,8 @@ def submit(
     """
     defaults = _defaults(fields)
     sources = list(_sources(prompt, files, jsonl))
+    if not sources:
+        raise InvalidJob("jsonl", f"{jsonl} holds no jobs")
     if "batch_id" in defaults:
         defaults["batch_size"] = len(sources)
     settings = load_settings(

@@ -7,7 +7,7 @@
 local worker_name, lease, limit, token = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local MAX_POPPED = 10000 -- bounds one call's time when a queue holds only ids of deleted jobs
 local MAX_ID_BYTES = 128
-local MAX_DUMP_BYTES = 1048576
+local MAX_DUMP_BYTES = 65536
 
 local function hex(bytes)
     return (bytes:gsub('.', function(byte) return string.format('%02x', byte:byte()) end))

@@ -1,0 +1,91 @@
+"""What to compile: the targets, and the configurations of each kernel that the engine can choose."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+
+import torch
+
+from kernels import triton_attention
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # by Triton's names
+HEAD_DIMS = (64, 80, 128, 256)  # 80 is padded
+BLOCK_SIZES = (16, 32)
+QUERIES_PER_KV_HEAD = (1, 3, 4, 8)
+CHUNK_TOKENS = 512  # a step's longest prefill chunk; any that fills a tile compiles alike
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A GPU architecture to compile for."""
+
+    backend: str
+    arch: int | str
+    warp_size: int
+    shared_limit_bytes: int  # the most that one program may use
+
+
+TARGETS = {
+    "sm_80": Target("cuda", 80, 32, 163 * 1024),
+    "sm_89": Target("cuda", 89, 32, 99 * 1024),
+    "sm_90": Target("cuda", 90, 32, 227 * 1024),
+    "sm_100": Target("cuda", 100, 32, 227 * 1024),
+    "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
+}
+
+
+class Kernel(StrEnum):
+    """The kernels, by their functions' names."""
+
+    ATTEND_TILE = "attend_tile"
+    STORE_TOKEN = "store_token"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kernel in one configuration for one target."""
+
+    target: str  # a key of TARGETS
+    kernel: Kernel
+    head_dim: int
+    block_size: int
+    dtype: str  # a key of DTYPES
+    queries_per_kv_head: int
+    tile_rows: int
+
+
+def attention_cases(target: str, head_dim: int, block_size: int, dtype: str, queries_per_kv_head: int) -> list[Case]:
+    """Return the attention kernel's cases: the tiles of a step that only decodes, and of one with a chunk."""
+    tile_rows = {
+        triton_attention.tile_rows_for(num_tokens * queries_per_kv_head, DTYPES[dtype])
+        for num_tokens in (1, CHUNK_TOKENS)
+    }
+    return [
+        Case(target, Kernel.ATTEND_TILE, head_dim, block_size, dtype, queries_per_kv_head, rows)
+        for rows in sorted(tile_rows)
+    ]
+
+
+def store_case(target: str, head_dim: int, block_size: int, dtype: str) -> Case:
+    """Return a case of the cache kernel, which knows neither query heads nor tiles of rows."""
+    return Case(target, Kernel.STORE_TOKEN, head_dim, block_size, dtype, queries_per_kv_head=1, tile_rows=1)
+
+
+def representative_cases(target: str) -> Iterator[Case]:
+    """Yield the cases that differ in what they need of a GPU: every tile shape, and both ways to mask a head."""
+    for head_dim in (64, 128, 256):
+        yield from attention_cases(target, head_dim, 16, "bf16", 4)
+    yield from attention_cases(target, 80, 32, "fp16", 3)
+    for head_dim in (64, 128, 256):
+        yield from attention_cases(target, head_dim, 16, "fp32", 1)
+    yield store_case(target, 64, 16, "bf16")
+    yield store_case(target, 80, 32, "fp32")
+
+
+def all_cases(target: str) -> Iterator[Case]:
+    """Yield every combination of the values above."""
+    for head_dim, block_size, dtype in product(HEAD_DIMS, BLOCK_SIZES, DTYPES):
+        for queries_per_kv_head in QUERIES_PER_KV_HEAD:
+            yield from attention_cases(target, head_dim, block_size, dtype, queries_per_kv_head)
+        yield store_case(target, head_dim, block_size, dtype)

@@ -1,0 +1,108 @@
+"""Compiling one case for its target, as a launch on that GPU would, and reading what it needs."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels import triton_attention, triton_cache
+from scripts.kernel_checks.cases import DTYPES, TARGETS, Case, Kernel
+
+NUM_KV_HEADS = 8  # of the cache kernel's cases
+SCALAR_TYPES = {"scale_log2": "fp32"}  # of arguments that are neither pointers nor int32
+POINTER_TYPES = {"tiles_ptr": "*i32", "tables_ptr": "*i32", "slots_ptr": "*i64"}  # of those not to the model's dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one program of a compiled kernel needs."""
+
+    registers: int  # a thread's
+    spilled_bytes: int  # a thread's, in memory for want of registers
+    shared_bytes: int
+
+
+class CompileError(Exception):
+    """A case that does not compile, with the compiler's last line."""
+
+
+def compile_case(case: Case) -> Resources:
+    """Compile a case. Raises CompileError."""
+    target = TARGETS[case.target]
+    function, constants, options = _launch(case)
+    try:
+        compiled = triton.compile(
+            _source(function, constants, case.dtype),
+            target=GPUTarget(target.backend, target.arch, target.warp_size),
+            options={**options, "enable_fp_fusion": True},
+        )
+    except Exception as error:  # whatever a compiler's pass raises, it is this case that fails
+        lines = str(error).strip().splitlines() or [""]
+        raise CompileError(f"{type(error).__name__}: {lines[-1]}") from error
+    read = _nvidia_resources if target.backend == "cuda" else _amd_resources
+    return read(compiled)
+
+
+def _launch(case: Case) -> tuple[Any, dict[str, int], dict[str, int]]:
+    """Return a case's function, its constants and Triton's options, as its launch in `kernels` gives them."""
+    if case.kernel is Kernel.STORE_TOKEN:
+        constants = {
+            "NUM_ELEMENTS": NUM_KV_HEADS * case.head_dim,
+            "HEAD_DIM": case.head_dim,
+            "BLOCK_SIZE": case.block_size,
+            "TILE_ELEMENTS": triton_cache.TILE_ELEMENTS,
+        }
+        return triton_cache.store_token, constants, {"num_warps": triton_cache.NUM_WARPS}
+    shape = triton_attention.tile_shape_for(case.head_dim, case.tile_rows, DTYPES[case.dtype])
+    constants = {
+        "QUERIES_PER_KV_HEAD": case.queries_per_kv_head,
+        "HEAD_DIM": case.head_dim,
+        "PADDED_DIM": shape.padded_dim,
+        "BLOCK_SIZE": case.block_size,
+        "TILE_ROWS": case.tile_rows,
+        "TILE_KEYS": shape.num_keys,
+    }
+    options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
+    return triton_attention.attend_tile, constants, options
+
+
+def _source(function: Any, constants: dict[str, int], dtype: str) -> ASTSource:
+    """Return a kernel with its arguments' types, pointers and strides being multiples of 16 as in a launch."""
+    signature = {}
+    attributes = {}
+    for index, parameter in enumerate(function.params):
+        name = parameter.name
+        if parameter.is_constexpr:
+            signature[name] = "constexpr"
+        elif name.endswith("_ptr"):
+            signature[name] = POINTER_TYPES.get(name, f"*{dtype}")
+        else:
+            signature[name] = SCALAR_TYPES.get(name, "i32")
+        if signature[name].startswith(("*", "i")) and not parameter.do_not_specialize:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(function, signature, constexprs=constants, attrs=attributes)
+
+
+def _nvidia_resources(compiled: Any) -> Resources:
+    """Read a cubin with the cuobjdump that Triton carries. Triton's kernels have no stack but what is spilled."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage))
+    return Resources(int(found["REG"]), int(found["STACK"]) + int(found["LOCAL"]), compiled.metadata.shared)
+
+
+def _amd_resources(compiled: Any) -> Resources:
+    """Read the metadata at the end of AMD's assembly. Its registers are the vector ones."""
+    pattern = r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count|private_segment_fixed_size):\s+(\d+)"
+    found = {name: int(value) for name, value in re.findall(pattern, compiled.asm["amdgcn"])}
+    spilled_bytes = 4 * (found["vgpr_spill_count"] + found["sgpr_spill_count"])
+    spilled_bytes = max(spilled_bytes, found["private_segment_fixed_size"])
+    return Resources(found["vgpr_count"], spilled_bytes, compiled.metadata.shared)

@@ -1,0 +1,254 @@
+"""report, db, doctor, config and plan."""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import CannedWorker, Run
+from worker import schema
+
+
+def test_reports_of_finished_jobs(run: Run, canned_worker: CannedWorker) -> None:
+    run("submit", "--jsonl", "-", "--batch", "night", stdin='"one"\n"two"\n')
+    canned_worker.answer("fine")
+    run("submit", "three")
+    canned_worker.answer(None, "too long")
+    summary = json.loads(run("report", "--json").stdout)
+    assert summary["jobs_by_state"]["done"] == 2
+    assert summary["failures_by_error_code"] == {"context_length": 1}
+    assert "output tokens" in run("report").stdout
+    latency = json.loads(run("report", "latency", "--json").stdout)
+    assert {row["metric"]: row["p50"] for row in latency}["ttft_ms"] == 30.0
+    assert "itl_p99" in run("report", "latency").stdout
+    assert "8 KiB" in run("report", "memory").stdout
+    prefix = json.loads(run("report", "prefix", "--by", "queue", "--json").stdout)
+    assert prefix[0]["group"] == {"queue": "default"}
+    assert prefix[0]["hit_rate"] == pytest.approx(0.4)
+    assert "40.0%" in run("report", "prefix").stdout
+
+
+def test_report_filters(run: Run, canned_worker: CannedWorker) -> None:
+    run("submit", "one", "--batch", "night", "--queue", "bulk", "--model", "m")
+    run("submit", "two")
+    canned_worker.answer("fine")
+
+    def done(*filters: str) -> int:
+        count = json.loads(run("report", "--json", *filters).stdout)["jobs_by_state"]["done"]
+        assert isinstance(count, int)
+        return count
+
+    assert done() == 2
+    assert [done("--batch", "night"), done("--queue", "bulk"), done("--model", "m")] == [1, 1, 1]
+    assert [done("--since", "1h"), done("--since", "2020-01-01"), done("--since", "2100-01-01")] == [2, 2, 0]
+
+
+@pytest.mark.parametrize("kind", ["summary", "latency", "memory", "prefix"])
+def test_report_without_jobs(run: Run, kind: str) -> None:
+    assert run("report", kind).exit_code == 0
+    json.loads(run("report", kind, "--json").stdout)
+
+
+@pytest.mark.parametrize("since", ["yesterday", "1y", "-1h", "2026-13-01", "9" * 400 + "d"])
+def test_bad_time_is_refused(run: Run, since: str) -> None:
+    result = run("report", "--since", since)
+    assert result.exit_code == 2
+    assert "write for example 1h, 7d, 2026-05-01" in result.stderr
+
+
+def test_db_upgrade_current_and_check(run: Run, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/fresh/new.db"
+    assert run("db", "check", "--database-url", url).exit_code == 78
+    assert json.loads(run("db", "current", "--json", "--database-url", url).stdout)["revision"] is None
+    assert run("db", "upgrade", "--database-url", url).exit_code == 0
+    assert "already at" in run("db", "upgrade", "--database-url", url).stderr
+    assert run("db", "current", "--database-url", url).stdout == f"{schema.head()} (up to date)\n"
+    assert run("db", "check", "--database-url", url).exit_code == 0
+
+
+def test_doctor_of_a_sound_machine(run: Run) -> None:
+    result = run("doctor", "--json")
+    assert result.exit_code == 0, result.stdout
+    verdicts = {row["check"]: row["verdict"] for row in json.loads(result.stdout)}
+    assert verdicts["queue"] == verdicts["database"] == verdicts["kernels"] == "ok"
+    assert verdicts["model"] == "warn"
+    assert "Valkey" in run("doctor").stdout
+
+
+def test_doctor_tells_what_is_unavailable_without_passwords(run: Run) -> None:
+    urls = ("--redis-url", "redis://u:hunter2@127.0.0.1:1", "--database-url", "postgresql://u:hunter2@127.0.0.1:1/d")
+    result = run("doctor", *urls)
+    assert result.exit_code == 69
+    assert result.output.count("127.0.0.1:1") >= 2
+    assert "hunter2" not in result.output
+
+
+def test_doctor_names_a_wrong_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEMILL_MAX_JOB", "1")
+    result = run("doctor")
+    assert result.exit_code == 78
+    assert "did you mean PAGEMILL_MAX_JOBS?" in result.stdout
+
+
+def test_doctor_names_a_missing_model_and_an_empty_database(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PAGEMILL_MODEL", "./absent")
+    result = run("doctor", "--database-url", f"sqlite:///{tmp_path}/none.db")
+    assert result.exit_code == 78
+    assert "./absent is neither a folder" in result.stdout
+    assert "pagemill db upgrade" in result.stdout
+
+
+def test_config_show_masks_passwords(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEMILL_MAX_JOBS", "8")
+    result = run("config", "show", "--redis-url", "redis://user:hunter2@example.org:6379/0")
+    assert result.exit_code == 0
+    assert "hunter2" not in result.output
+    assert "redis://example.org:6379/0" in result.stdout
+    shown = json.loads(run("config", "show", "--json").stdout)
+    assert shown["max_jobs"] == {"value": 8, "source": "PAGEMILL_MAX_JOBS"}
+    assert shown["queues"] == {"value": ["default"], "source": "default"}
+
+
+SIZES_70B = (
+    *("--layers", "80", "--heads", "64", "--kv-heads", "8", "--head-dim", "128"),
+    *("--hidden-size", "8192", "--parameters", "70e9", "--vocab-size", "128256"),
+)
+
+
+def test_plan_says_that_70b_at_4_bit_does_not_fit_in_24_gb(run: Run) -> None:
+    result = run("plan", *SIZES_70B, "--weight-bits", "4", "--memory", "24GB")
+    assert result.exit_code == 1
+    assert "does not fit: the weights alone take 35.0 GB (32.6 GiB) at 4 bits" in result.stderr
+    assert "the memory has 24.0 GB (22.4 GiB)" in result.stderr
+
+
+def test_plan_of_explicit_sizes(run: Run) -> None:
+    result = run("plan", *SIZES_70B, "--weight-bits", "4", "--memory", "80GiB", "--context", "8192", "--json")
+    assert result.exit_code == 0
+    plan = json.loads(result.stdout)["plan"]
+    assert plan["kv_bytes_per_token"] == 327_680
+    assert plan["kv_bytes_per_token_without_gqa"] == 2_621_440
+    assert plan["block_bytes"] == 16 * 327_680
+    # 85,899,345,920 - 35,000,000,000 - (2048 * 8192 * 32 + 64 * 128256 * 4) bytes are left.
+    assert plan["kv_cache_bytes"] == 50_329_641_472
+    assert plan["num_blocks"] == 9599
+    assert [fit["paged"] for fit in plan["fits"]] == [18, 74]
+    assert [fit["reserved"] for fit in plan["fits"]] == [18, 18]
+
+
+def test_plan_when_no_sequence_fits(run: Run) -> None:
+    result = run("plan", *SIZES_70B, "--weight-bits", "4", "--memory", "34GiB", "--context", "131072")
+    assert result.exit_code == 1
+    assert "no memory is left for one sequence of 131,072 tokens" in result.stderr
+
+
+def write_folder(folder: Path, config: Mapping[str, object], shapes: dict[str, list[int]] | None = None) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    if shapes is not None:
+        tensors = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+        header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+CONFIG = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+
+
+def plan_json(run: Run, *arguments: str) -> dict[str, dict[str, int]]:
+    result = run("plan", *arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, dict[str, int]] = json.loads(result.stdout)
+    return found
+
+
+def test_plan_of_a_folder_counts_its_safetensors(run: Run, tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", CONFIG, {"a": [10, 20], "b": [5]})
+    plan = plan_json(run, "model", "--memory", "1GiB")
+    assert plan["shape"]["num_parameters"] == 205
+    assert plan["deployment"]["context"] == 512
+    assert plan["plan"]["kv_bytes_per_token"] == 2 * 3 * 2 * 16 * 2
+
+
+def test_plan_of_a_config_alone_computes_the_parameters(run: Run, tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", CONFIG)
+    # Three layers of q and o (64 * 64 each), k and v (64 * 32 each), gate, up, down (64 * 128 each), two norms (64);
+    # tied embeddings; the last norm.
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
+    plan = plan_json(run, "model", "--memory", "1GiB")
+    assert plan["shape"]["num_parameters"] == 3 * layer + 1000 * 64 + 64
+    assert plan_json(run, "model", "--memory", "1GiB", "--parameters", "1e6")["shape"]["num_parameters"] == 10**6
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**CONFIG, "num_hidden_layers": None}, "num_hidden_layers is None"),
+        ({**CONFIG, "num_key_value_heads": 3}, "num_heads is 4; it must be a multiple of num_kv_heads (3)"),
+        ({**CONFIG, "num_local_experts": 8}, "has experts"),
+    ],
+)
+def test_plan_refuses_a_config_that_lacks_something(
+    run: Run, tmp_path: Path, config: dict[str, object], words: str
+) -> None:
+    write_folder(tmp_path / "model", config)
+    result = run("plan", "model", "--memory", "1GiB")
+    assert result.exit_code == 78
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("model.gguf", b"not a model", "cannot be read as GGUF"),
+        ("model.bin", b"", "is a file, but not a .gguf one"),
+    ],
+)
+def test_plan_refuses_other_files(run: Run, tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    result = run("plan", name, "--memory", "1GiB")
+    assert result.exit_code == 78
+    assert words in result.stderr
+
+
+def test_plan_refuses_a_corrupt_safetensors_file(run: Run, tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", CONFIG)
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"\xff" * 16)
+    result = run("plan", "model", "--memory", "1GiB")
+    assert (result.exit_code, result.stderr.count("\n")) == (78, 1)
+    assert "is not a safetensors file" in result.stderr
+
+
+def test_plan_needs_a_model_or_sizes(run: Run) -> None:
+    result = run("plan", "--memory", "1GiB", "--layers", "2")
+    assert result.exit_code == 2
+    assert "--kv-heads, --head-dim, --hidden-size, --parameters" in result.stderr
+
+
+def test_hub_that_cannot_be_reached_is_unavailable(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    result = run("plan", "no-such-owner/no-such-model", "--memory", "1GiB")
+    assert result.exit_code == 69
+    assert "cannot read no-such-owner/no-such-model from the hub" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.model
+def test_plan_of_a_gguf_file(run: Run, smollm2_gguf: Path) -> None:
+    plan = plan_json(run, str(smollm2_gguf), "--memory", "2GiB", "--kv-dtype", "float32")
+    assert plan["shape"]["num_parameters"] == 134_515_008
+    assert plan["plan"]["kv_bytes_per_token"] == 46_080
+    assert plan["deployment"]["context"] == 8192

@@ -1,0 +1,149 @@
+"""Random lives of an engine: whatever happens, each request's output is the one it has alone and no block is lost."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.request import FinishReason, Request, RequestError, RequestState, SamplingParams
+from tests.engine.fakes import (
+    NAN_TOKEN,
+    VOCAB_SIZE,
+    FakeDeviceError,
+    Harness,
+    assert_as_alone,
+    generate_alone,
+    make_config,
+)
+
+PREFIXES = ((), (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (9, 8, 7, 6, 5))
+STOPS = ((), ("a",), ("bx", "gh"), ("cz", "d"))
+
+params = st.builds(
+    lambda max_tokens, min_tokens, **others: SamplingParams(
+        max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), **others
+    ),
+    max_tokens=st.integers(1, 14),
+    min_tokens=st.sampled_from((0, 0, 3)),
+    stop=st.sampled_from(STOPS),
+    stop_token_ids=st.sampled_from((frozenset(), frozenset({5, 6, 7}))),
+    ignore_eos=st.booleans(),
+)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Adds, steps, aborts and failures in any order over a pool too small for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.harness = Harness(make_config())
+        self.unfinished: dict[str, Request] = {}
+        self.num_added = 0
+
+    @initialize(
+        num_blocks=st.integers(2, 14),
+        block_size=st.integers(1, 4),
+        max_num_seqs=st.integers(1, 5),
+        spare_budget=st.integers(0, 12),
+        caching=st.sampled_from((True, True, True, False)),
+    )
+    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, spare_budget: int, caching: bool) -> None:
+        self.harness = Harness(
+            make_config(
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_num_seqs=max_num_seqs,
+                token_budget=max_num_seqs + spare_budget,
+                enable_prefix_caching=caching,
+            )
+        )
+
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        suffix=st.lists(st.integers(0, NAN_TOKEN - 1), max_size=6),
+        params=params,
+        tenant=st.sampled_from(("", "", "other")),
+    )
+    def add(self, prefix: tuple[int, ...], suffix: list[int], params: SamplingParams, tenant: str) -> None:
+        self._add([*prefix, *suffix], params, tenant)
+
+    @rule(prefix=st.sampled_from(PREFIXES), suffix=st.lists(st.integers(0, NAN_TOKEN - 1), max_size=6), params=params)
+    def add_one_that_is_not_finite(self, prefix: tuple[int, ...], suffix: list[int], params: SamplingParams) -> None:
+        self._add([*prefix, NAN_TOKEN, *suffix], params, "")
+
+    def _add(self, prompt: list[int], params: SamplingParams, tenant: str) -> None:
+        request_id = str(self.num_added)
+        self.num_added += 1
+        config = self.harness.config
+        most = min(config.max_model_len, config.kv_capacity_tokens)
+        if prompt and len(prompt) + params.max_tokens <= most:
+            self.unfinished[request_id] = self.harness.add(request_id, prompt, params, tenant)
+            return
+        with pytest.raises(RequestError) as raised:
+            self.harness.add(request_id, prompt, params, tenant)
+        assert raised.value.code in {"empty_prompt", "context_length", "kv_capacity"}
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.harness.clock.now += 1.0
+            for request in self.harness.step():
+                assert self.unfinished.pop(request.request_id) is request
+                self.check_finished(request)
+
+    @precondition(lambda self: self.unfinished)
+    @rule()
+    def step_that_fails(self) -> None:
+        self.harness.runner.num_failures = 1
+        try:
+            self.harness.engine.step()
+        except FakeDeviceError:
+            status = self.harness.engine.status()
+            assert (status.num_running, status.blocks_held, status.blocks_cached) == (0, 0, 0)
+        self.harness.runner.num_failures = 0
+
+    @precondition(lambda self: self.unfinished)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.unfinished, key=int)))
+        request = self.unfinished.pop(request_id)
+        assert self.harness.engine.abort(request_id) is request
+        assert request.finish_reason is FinishReason.CANCELLED
+        alone, _ = generate_alone(request.token_ids[: request.num_prompt_tokens], request.params)
+        assert alone[: request.num_output_tokens] == request.output_token_ids
+
+    def check_finished(self, request: Request) -> None:
+        assert request.state is RequestState.FINISHED
+        assert request.block_ids == []
+        assert_as_alone(request)
+        figures = request.figures
+        assert len(figures.token_times) == request.num_output_tokens
+        assert figures.admitted_at is not None
+        assert figures.finished_at is not None
+        assert figures.arrived_at <= figures.admitted_at <= figures.finished_at
+        assert 0 < figures.kv_blocks_peak <= self.harness.config.num_blocks
+        assert figures.prefix_hit_tokens < request.num_prompt_tokens
+
+    @invariant()
+    def is_sound(self) -> None:
+        self.harness.engine.scheduler.check_integrity()
+        assert set(self.harness.engine.scheduler.unfinished) == set(self.unfinished)
+        pool = self.harness.engine.scheduler.cache.pool
+        size = self.harness.config.block_size
+        for block_id in range(pool.num_blocks):
+            assert not pool.is_free(block_id) or None not in self.harness.runner.slots[block_id * size :][:size]
+
+    def teardown(self) -> None:
+        most_tokens = len(self.unfinished) * (max(map(len, PREFIXES)) + VOCAB_SIZE)
+        for _ in range(10 * most_tokens):
+            self.step(1)
+            if not self.unfinished:
+                break
+        assert not self.unfinished
+        self.harness.assert_idle()
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(
+    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

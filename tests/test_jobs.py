@@ -1,0 +1,84 @@
+"""The payload's rules: what is refused, and that the message names the field and the limit."""
+
+import math
+from typing import Any
+
+import pytest
+
+from worker.errors import InvalidJob
+from worker.jobs import MAX_PAYLOAD_BYTES, PromptJob, dump_job, parse_job
+
+BAD_PAYLOADS: dict[str, tuple[dict[str, Any], str]] = {
+    "empty prompt": ({"prompt": ""}, "prompt: is empty"),
+    "blank prompt": ({"prompt": " \n\t"}, "prompt: is empty"),
+    "no prompt": ({}, "payload: exactly one of prompt and messages"),
+    "prompt and messages": (
+        {"prompt": "a", "messages": [{"role": "user", "content": "b"}]},
+        "payload: exactly one of prompt and messages",
+    ),
+    "unknown field": ({"prompt": "a", "max_token": 5}, "max_token: unknown field; the fields are schema_version, "),
+    "unknown field of a message": (
+        {"messages": [{"role": "user", "content": "a", "name": "b"}]},
+        "messages.0.name: unknown field",
+    ),
+    "NaN temperature": ({"prompt": "a", "temperature": math.nan}, "temperature: Input should be a finite number"),
+    "infinite temperature": ({"prompt": "a", "temperature": math.inf}, "temperature: Input should be a finite number"),
+    "temperature as text": ({"prompt": "a", "temperature": "1"}, "temperature: Input should be a valid number"),
+    "temperature above its limit": ({"prompt": "a", "temperature": 2.5}, "less than or equal to 2, got 2.5"),
+    "no tokens": ({"prompt": "a", "max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1, got 0"),
+    "negative tokens": ({"prompt": "a", "max_tokens": -1}, "max_tokens: "),
+    "tokens as a truth value": ({"prompt": "a", "max_tokens": True}, "max_tokens: Input should be a valid integer"),
+    "a billion tokens": ({"prompt": "a", "max_tokens": 10**9}, "max_tokens: Input should be less than or equal to"),
+    "minimum above maximum": ({"prompt": "a", "min_tokens": 9, "max_tokens": 8}, "min_tokens: 9 is above max_tokens 8"),
+    "negative top_k": ({"prompt": "a", "top_k": -1}, "top_k: "),
+    "top_p of zero": ({"prompt": "a", "top_p": 0.0}, "top_p: "),
+    "empty stop string": ({"prompt": "a", "stop": [""]}, "stop.0: "),
+    "too many stop strings": ({"prompt": "a", "stop": ["x"] * 17}, "stop: Tuple should have at most 16 items"),
+    "a long stop string": ({"prompt": "a", "stop": ["x" * 257]}, "stop.0: String should have at most 256 characters"),
+    "NUL": ({"prompt": "a\0b"}, "prompt: holds a NUL character at position 1"),
+    "NUL in the metadata": ({"prompt": "a", "metadata": {"k": "\0"}}, "metadata: holds a NUL"),
+    "lone surrogate": ({"prompt": "a\ud800"}, "prompt: holds a lone surrogate"),
+    "lone surrogate in a message": ({"messages": [{"role": "user", "content": "\udfff"}]}, "messages: holds a lone"),
+    "another schema": ({"schema_version": 2, "prompt": "a"}, "schema_version: Input should be 1, got 2"),
+    "an unknown role": ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role: "),
+    "no messages": ({"messages": []}, "messages: "),
+    "raw messages": ({"raw": True, "messages": [{"role": "user", "content": "a"}]}, "raw: takes a prompt only"),
+    "a tenant with a space": ({"prompt": "a", "tenant": "a b"}, "tenant: "),
+    "a negative seed": ({"prompt": "a", "seed": -1}, "seed: "),
+    "something that is not JSON": ({"prompt": "a", "metadata": {"k": object()}}, "payload: is not a JSON object"),
+}
+
+
+@pytest.mark.parametrize(("payload", "message"), BAD_PAYLOADS.values(), ids=BAD_PAYLOADS)
+def test_refuses_with_field_and_limit(payload: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        parse_job(payload)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("character", ["a", "é", "🙂"])
+def test_limits_the_payload_in_bytes(character: str) -> None:
+    overhead = len('{"prompt": ""}')
+    fits = (MAX_PAYLOAD_BYTES - overhead) // len(character.encode())
+    assert parse_job({"prompt": character * fits}).prompt is not None
+    with pytest.raises(InvalidJob, match=rf"payload: has \d+ bytes; at most {MAX_PAYLOAD_BYTES} are accepted"):
+        parse_job({"prompt": character * (fits + 1)})
+
+
+def test_dumps_only_what_differs_from_the_defaults_and_reads_it_back() -> None:
+    job = parse_job({"prompt": "Grüße 🙂", "stop": ["\n"], "temperature": 1, "metadata": {"page": "7"}})
+    payload = dump_job(job)
+    assert payload == {
+        "schema_version": 1,
+        "prompt": "Grüße 🙂",
+        "stop": ["\n"],
+        "temperature": 1.0,
+        "metadata": {"page": "7"},
+    }
+    assert parse_job(payload) == job
+
+
+def test_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        PromptJob(prompt="a").prompt = "b"  # type: ignore[misc]

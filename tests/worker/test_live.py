@@ -1,0 +1,121 @@
+"""Live tokens: only what is settled, all of it before anybody can see the end."""
+
+from collections.abc import Sequence
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from rq.job import Job
+
+from engine.request import FinishReason, Request, RequestFigures, SamplingParams
+from tests.worker.fakes import EOS, ScriptedRunner, ScriptError, decode, eventually, make_flow, running
+from worker.client import submit
+from worker.live import settled_text
+from worker.outcomes import output_text
+from worker.queue_access import QueueAccess
+from worker.store import JobStore
+
+
+def request_with(output: Sequence[int], stops: tuple[str, ...] = ()) -> Request:
+    return Request(
+        request_id="r",
+        tenant="",
+        token_ids=[1, *output],
+        num_prompt_tokens=1,
+        params=SamplingParams(max_tokens=100, stop=stops),
+        stop_ids=frozenset({EOS}),
+        figures=RequestFigures(arrived_at=0.0),
+    )
+
+
+@given(
+    text=st.text(alphabet="ab\u00e9\u2713\U0001d11e", max_size=12),
+    stops=st.lists(st.text(alphabet="ab\u00e9", min_size=1, max_size=4), max_size=3),
+)
+def test_nothing_is_sent_that_the_output_does_not_keep(text: str, stops: list[str]) -> None:
+    """Whatever is settled is a prefix of all that comes, and of the output once a stop string has cut it."""
+    sent = ""
+    data = text.encode()
+    for length in range(1, len(data) + 1):
+        request = request_with(data[:length], tuple(stops))
+        settled = settled_text(request, decode)
+        assert settled.startswith(sent)
+        sent = settled
+        so_far = decode(data[:length])
+        if any(stop in so_far for stop in stops):
+            request.finish_reason = FinishReason.STOP_STRING
+            assert output_text(request, decode).startswith(sent)
+            return
+    assert text.startswith(sent)
+
+
+def test_half_a_character_is_not_settled() -> None:
+    assert settled_text(request_with("a\u2713".encode()[:-1]), decode) == "a"
+    assert settled_text(request_with("a\u2713".encode()), decode) == "a\u2713"
+
+
+def test_beginning_of_a_stop_string_is_not_settled() -> None:
+    assert settled_text(request_with(b"answer: 42\nEN", ("\nEND",)), decode) == "answer: 4"
+    assert settled_text(request_with(b"ans", ("a long stop string",)), decode) == ""
+
+
+def stream_of(connection: redis.Redis, job_id: str) -> tuple[str, list[bool]]:
+    events = QueueAccess(connection).read_tokens(job_id)
+    return "".join(event.delta.text for event in events), [event.delta.final for event in events]
+
+
+@pytest.mark.parametrize("stop", [(), ("END",)])
+def test_stream_of_a_watched_job_is_its_output(
+    connection: redis.Redis, sqlite_store: JobStore, stop: tuple[str, ...]
+) -> None:
+    output = "\u00e9\u2713\U0001d11e " * 100
+    runner = ScriptedRunner(reply=lambda _: output + "END and more", step_seconds=0.001)
+    (job_id,) = submit(connection, [{"prompt": "hello", "stop": stop, "max_tokens": 2000}])
+    QueueAccess(connection).watch(job_id, 60)
+    with running(make_flow(connection, sqlite_store, runner)) as worker:
+        eventually(lambda: Job.fetch(job_id, connection=connection, serializer="json").is_finished)
+        text, finals = stream_of(connection, job_id)  # complete as soon as the job is seen to have ended
+        worker.stop()
+    assert text == sqlite_store.results([job_id])[job_id].text
+    assert text == (output if stop else output + "END and more")
+    assert finals == [False] * (len(finals) - 1) + [True]
+    assert len(finals) > 2
+
+
+def test_job_that_nobody_watches_has_no_stream(connection: redis.Redis, sqlite_store: JobStore) -> None:
+    (job_id,) = submit(connection, ["hello"])
+    make_flow(connection, sqlite_store, ScriptedRunner(step_seconds=0.05)).run(burst=True)
+    assert connection.exists(f"pagemill:tokens:{job_id}") == 0
+
+
+def test_stream_of_a_job_that_is_handed_back_has_no_end(connection: redis.Redis, sqlite_store: JobStore) -> None:
+    runner = ScriptedRunner(reply=lambda _: "word " * 300, step_seconds=0.001)
+    (job_id,) = submit(connection, [{"prompt": "hello", "max_tokens": 2000}])
+    QueueAccess(connection).watch(job_id, 60)
+    with running(make_flow(connection, sqlite_store, runner)) as worker:
+        eventually(lambda: stream_of(connection, job_id)[0])
+        worker.stop_at_once()
+    assert not any(stream_of(connection, job_id)[1])
+    make_flow(connection, sqlite_store, runner, name="worker-2").run(burst=True)
+    text, finals = stream_of(connection, job_id)
+    assert text.endswith("word " * 300)
+    assert finals[-1]
+
+
+def test_bug_in_the_detokenizer_does_not_end_other_streams(connection: redis.Redis, sqlite_store: JobStore) -> None:
+    def fragile(token_ids: Sequence[int]) -> str:
+        text = decode(token_ids)
+        if text.startswith("<bad"):
+            raise ScriptError(text)
+        return text
+
+    bad, good = submit(connection, ["bad " * 50, "good " * 50])
+    for job_id in (bad, good):
+        QueueAccess(connection).watch(job_id, 60)
+    runner = ScriptedRunner(step_seconds=0.005)
+    make_flow(connection, sqlite_store, runner, decode=fragile).run(burst=True)
+    assert stream_of(connection, bad) == ("", [True])
+    text, finals = stream_of(connection, good)
+    assert text == sqlite_store.results([good])[good].text
+    assert len(finals) > 1

@@ -1,0 +1,219 @@
+"""The flow of jobs through one worker: its parts and threads, from the claim to the acknowledgement, and their end.
+
+    main thread        claims from Redis, records attempts in SQL
+    intake             tokenizes
+    engine             steps
+    persister          commits to SQL, then acknowledges in Redis
+    leases, presence   beat, in Redis and in SQL: one that hangs must not hold up the other
+    live               cancels, streams tokens
+
+Torch-free: the model comes as an engine and two functions.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import redis
+
+from engine.engine import Engine
+from engine.stopping import Detokenize
+from worker.beats import Beat, Leases
+from worker.claiming import Claimer
+from worker.connection import redis_errors
+from worker.engine_loop import Abort, EngineLoop, Stop
+from worker.errors import PagemillError, ServiceUnavailable, TryLater
+from worker.fleet import WorkerRecord
+from worker.held import HeldJob, HeldJobs
+from worker.intake import Encode, Intake
+from worker.live import Live
+from worker.outcomes import OutcomeBuilder
+from worker.persister import Persister
+from worker.progress import WorkerProgress
+from worker.queue import JobQueue
+from worker.rq_worker import Drain, PagemillWorker
+from worker.settings import Settings
+from worker.store import JobStore
+from worker.threads import POLL_SECONDS, Failure, ServiceThread
+
+PATIENCE_SECONDS = 10.0  # for a thread to do its last work
+HURRY_SECONDS = 0.5  # the same after a second request to stop
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the flow needs of a loaded model."""
+
+    engine: Engine
+    encode: Encode
+    decode: Detokenize
+    names: frozenset[str]  # what a job may call it
+    bytes_per_block: int  # of KV, all layers
+    peak_memory_bytes: Callable[[], int]
+
+
+class Flow:
+    """Everything between the queue and the database. Built whole, and run once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        connection: redis.Redis,
+        store: JobStore,
+        model: ServedModel,
+        record: WorkerRecord,
+    ) -> None:
+        """`record.name` names the worker everywhere. Raises ServiceUnavailable when Redis does not answer."""
+        self._settings = settings
+        self._store = store
+        self._record = record
+        with redis_errors():
+            self.worker = PagemillWorker(
+                list(settings.queues), name=record.name, connection=connection, beat_seconds=settings.beat_seconds
+            )
+        self._held = HeldJobs(settings.max_jobs)
+        self._failure = Failure()
+        self._queue = job_queue = JobQueue(
+            connection, record.name, settings.lease_seconds, default_result_ttl_seconds=settings.result_ttl_seconds
+        )
+        self._outcomes = outcomes = OutcomeBuilder(
+            model.decode, model.bytes_per_block, model.peak_memory_bytes, time.monotonic
+        )
+        self._live = Live(job_queue, self._held, model.decode, self._cancel)
+        self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams)
+        self._loop = EngineLoop(model.engine, outcomes, self._persister.put)
+        self._intake = Intake(model.encode, model.names, outcomes, self._loop.send, self._persister.put)
+        self._leases = Leases(job_queue, self._held, self._lose, self._cancel)
+        self._beats = {
+            "leases": Beat(self._beat_in_redis, settings.beat_seconds, "renew leases"),
+            "presence": Beat(self._beat_in_sql, settings.beat_seconds, "beat in SQL"),
+        }
+        self._claimer = Claimer(job_queue, store, self._held, settings.queues, self._intake.put, self._lose)
+
+    def progress(self) -> WorkerProgress:
+        """Return the state now; from any thread. Raises ServiceUnavailable when Redis is down."""
+        status, counters = self._loop.engine.status(), self._persister.counters
+        return WorkerProgress(
+            waiting=self._queue.depth(self._settings.queues),
+            held=len(self._held),
+            running=status.num_running,
+            jobs_done=counters.jobs_done,
+            jobs_failed=counters.jobs_failed,
+            completion_tokens=counters.completion_tokens,
+            blocks_held=status.blocks_held,
+            blocks_cached=status.blocks_cached,
+            num_blocks=status.num_blocks,
+        )
+
+    def run(self, *, burst: bool) -> None:
+        """Drain the queues until the worker is told to stop, or in a burst until they are empty.
+
+        Raises ServiceUnavailable or TryLater when a service is down at the start, and TryLater when a part of the
+        worker failed; whatever ends it, what was held has been handed back then, services permitting.
+        """
+        self._store.register_worker(self._record)
+        try:
+            self.worker.enlist(self._cancel)
+            logger.info("worker %s drains %s", self._record.name, ", ".join(self._settings.queues))
+            self._work(burst=burst)
+        finally:
+            self._leave()
+        if self._failure.error is not None:
+            raise TryLater(f"the worker stopped and gave its jobs back: {self._failure.error}") from self._failure.error
+
+    def _work(self, *, burst: bool) -> None:
+        targets = {
+            "intake": self._intake.run,
+            "engine": self._loop.run,
+            "persister": self._persister.run,
+            "live": self._live.run,
+            **{name: beat.run for name, beat in self._beats.items()},
+        }
+        threads = {name: ServiceThread(name, target, self._failure) for name, target in targets.items()}
+        for thread in threads.values():
+            thread.start()
+        drain = Drain(self._claimer, self._held, self._failure, self._settings.sweep_seconds)
+        try:
+            self.worker.drain_queues(drain, burst=burst)
+            self._hand_back_unrecorded()
+            self.worker.finish_held(drain, self._settings.drain_seconds)
+        except PagemillError:
+            raise
+        except Exception as error:
+            self._failure.report(error, "the main loop")
+        finally:
+            self._shut_down(threads)
+
+    def _hand_back_unrecorded(self) -> None:
+        try:
+            self._claimer.hand_back()
+        except (ServiceUnavailable, TryLater) as error:
+            logger.warning("some jobs stay leased for %g s: %s", self._settings.lease_seconds, error)
+
+    def _shut_down(self, threads: dict[str, ServiceThread]) -> None:
+        """Stop the threads in the direction of the flow, so that each job is finished or handed back, and only once."""
+        self._intake.stop()
+        self._await(threads["intake"])
+        self._loop.send(Stop())
+        self._await(threads["engine"])
+        unfinished = self._held.unfinished()
+        if unfinished:
+            logger.info("handing back %d jobs", len(unfinished))
+        for job in unfinished:
+            self._persister.put(self._outcomes.handed_back(job))
+        self._persister.stop()
+        self._await(threads["persister"])
+        self._persister.give_up()
+        for beat in self._beats.values():
+            beat.stop()
+        self._requeue_left()
+        self._live.stop()
+        for thread in threads.values():
+            thread.join(PATIENCE_SECONDS)
+
+    def _await(self, thread: ServiceThread) -> None:
+        """Wait for a thread's end, but not for ever: one that hangs must not keep jobs from being given back."""
+        started = time.monotonic()
+        while thread.is_alive():
+            patience = HURRY_SECONDS if self.worker.handing_back.is_set() else PATIENCE_SECONDS
+            if time.monotonic() - started > patience:
+                return
+            thread.join(POLL_SECONDS)
+
+    def _requeue_left(self) -> None:
+        """Give back what could not be persisted. Should its outcome be committed yet, the next worker only acknowledges
+        it; should it be claimed first, that commit is fenced."""
+        left = self._held.all()
+        self._held.remove(job.claim.execution_id for job in left)
+        try:
+            self._queue.requeue(job.claim for job in left)
+        except (ServiceUnavailable, TryLater) as error:
+            logger.warning("%d jobs stay leased for %g s: %s", len(left), self._settings.lease_seconds, error)
+
+    def _leave(self) -> None:
+        self.worker.delist()
+        try:
+            self._beat_in_sql()  # the last counters
+            self._store.stop_worker(self._record.name)
+        except ServiceUnavailable as error:
+            logger.warning("cannot say in SQL that the worker stopped: %s", error)
+
+    def _beat_in_redis(self) -> None:
+        self._leases.renew()
+        self.worker.beat()
+
+    def _beat_in_sql(self) -> None:
+        self._store.heartbeat_worker(self._record.name, self._persister.counters)
+
+    def _cancel(self, job_id: str) -> None:
+        job = self._held.find(job_id)
+        if job is not None:
+            job.cancel_requested = True
+            self._loop.send(Abort(job.claim.execution_id))
+
+    def _lose(self, job: HeldJob) -> None:
+        job.lost = True
+        self._loop.send(Abort(job.claim.execution_id))
