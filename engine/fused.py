@@ -16,9 +16,8 @@ PACKED_FOR_ROWS = 32  # rows that oneDNN optimises the layout for; others work a
 
 
 def fuse(model: PreTrainedModel) -> None:
-    """Replace what can be fused, in place; a part that a model builds otherwise stays as it is. After moving devices."""
+    """Replace what can be fused, in place; what a model builds otherwise stays as it is. After moving devices."""
     packs = model.device.type == "cpu" and model.dtype is torch.bfloat16 and _has_native_bfloat16()
-    head = model.get_output_embeddings()  # may share its weight with the input embedding, which needs it unpacked
     for parent in list(model.modules()):
         for names in SIBLINGS:
             linears = [child for name in names if type(child := getattr(parent, name, None)) is nn.Linear]
@@ -27,7 +26,7 @@ def fuse(model: PreTrainedModel) -> None:
                 for index, name in enumerate(names):
                     setattr(parent, name, Sibling(siblings, index))
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and packs and child is not head:
+            if type(child) is nn.Linear and packs:
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
             elif type(child).__name__.endswith("RMSNorm"):
                 setattr(parent, name, _plain_rms_norm(child) or child)
@@ -109,9 +108,11 @@ def _plain_rms_norm(norm: nn.Module) -> RMSNorm | None:
 
 def _joined_bias(linears: Sequence[nn.Linear]) -> nn.Parameter | None:
     """Return the biases in a row, zeros where a layer has none; None when no layer has one."""
-    if all(linear.bias is None for linear in linears):
+    biases: list[Tensor | None] = [linear.bias for linear in linears]
+    if not any(isinstance(bias, Tensor) for bias in biases):
         return None
-    parts = [linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears]
+    zeros = [linear.weight.new_zeros(linear.out_features) for linear in linears]
+    parts = [zero if bias is None else bias for zero, bias in zip(zeros, biases, strict=True)]
     return nn.Parameter(torch.cat(parts), requires_grad=False)
 
 

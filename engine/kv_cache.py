@@ -31,12 +31,11 @@ class KVCache:
     """
 
     def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
-        size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.shape = shape
         self.num_blocks = num_blocks
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
-            (_zeros(size, shape.dtype, device), _zeros(size, shape.dtype, device)) for _ in range(shape.num_layers)
-        )
+        memory = _zeros(size, shape.dtype, device)
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((layer[0], layer[1]) for layer in memory)
 
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks that may hold NaN or infinity, before another request gets them."""

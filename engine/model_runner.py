@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from engine.kv_cache import KVCache
+from engine.memory import keep_freed_memory
 from engine.paged_model import PagedModel
 from engine.request import RequestError
 from engine.sampler import sample
@@ -13,6 +14,8 @@ class ModelRunner:
     """Runs steps of one model over one KV cache."""
 
     def __init__(self, model: PagedModel, num_blocks: int, block_size: int) -> None:
+        if model.device.type == "cpu":
+            keep_freed_memory()
         self.model = model
         self.cache = KVCache(model.kv_shape(block_size), num_blocks, model.device)
 

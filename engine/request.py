@@ -81,8 +81,8 @@ class RequestFigures:
 class Request:
     """One sequence. The scheduler owns its state, the cache manager its blocks.
 
-    Known tokens (`token_ids`) against computed tokens (`num_computed_tokens`, those with KV in blocks) is the only idea:
-    a prefill is behind by many, a decode by one.
+    Known tokens (`token_ids`) against computed tokens (`num_computed_tokens`, those with KV in blocks) is the only
+    idea: a prefill is behind by many, a decode by one.
     """
 
     request_id: str
@@ -95,7 +95,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as needed yet
+    block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as needed
     num_cached_blocks: int = 0  # leading blocks already offered to the prefix cache
     finish_reason: FinishReason | None = None
     error: RequestError | None = None

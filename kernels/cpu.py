@@ -4,7 +4,6 @@ Each part is a call of torch's fused CPU attention, which returns the log-sum-ex
 keys of the same query are merged with it (the online softmax of FlashAttention, Dao et al. 2022, across calls).
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -13,6 +12,8 @@ from torch import Tensor
 
 from kernels.paged_batch import PagedBatch
 from kernels.shared_prefix import find_prefix_groups
+
+SHORT_BLOCKS = 8  # runs of blocks up to here are padded to one length, whatever theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class ChunkPart:
     stop: int
     block_ids: Tensor  # [num_blocks]
     num_keys: int
-    mask: Tensor  # [num_queries * queries_per_kv_head, num_keys], 0 or -inf
+    mask: Tensor | None  # [num_queries * queries_per_kv_head, num_keys], 0 or -inf; None where no key comes before
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +82,28 @@ def plan_attention(batch: PagedBatch, queries_per_kv_head: int, dtype: torch.dty
         if sequence.num_new == 1:
             decodes.append(_QuerySet([starts[index]], block_ids, num_keys))
         else:
-            mask = _causal_mask(sequence.num_new, num_keys, queries_per_kv_head, dtype)
+            mask = None
+            if num_keys > sequence.num_new:
+                mask = _causal_mask(sequence.num_new, num_keys, queries_per_kv_head, dtype)
             chunks.append(ChunkPart(starts[index], starts[index + 1], torch.tensor(block_ids), num_keys, mask))
     return CpuPlan(tuple(chunks), _batched_parts(decodes, size, dtype), _batched_parts(shared, size, dtype))
 
 
 def _batched_parts(sets: list[_QuerySet], block_size: int, dtype: torch.dtype) -> tuple[BatchedPart, ...]:
     """Pad sets of similar shape to one; others get a part of their own."""
-    by_shape: defaultdict[tuple[int, int], list[_QuerySet]] = defaultdict(list)
-    for query_set in sets:
-        by_shape[_bucket(len(query_set.block_ids)), _bucket(len(query_set.rows))].append(query_set)
-    return tuple(_batched_part(alike, block_size, dtype) for alike in by_shape.values())
+    parts: list[list[_QuerySet]] = []
+    for query_set in sorted(sets, key=lambda one: len(one.block_ids), reverse=True):
+        if not parts or not _is_alike(query_set, parts[-1][0]):
+            parts.append([])
+        parts[-1].append(query_set)
+    return tuple(_batched_part(alike, block_size, dtype) for alike in parts)
 
 
-def _bucket(length: int) -> int:
-    """Return the class of lengths padded to one: up to 4, 6, 8, 12, 16, 24, ... so that padding stays below a third."""
-    power = max(4, 1 << (length - 1).bit_length())
-    return power * 3 // 4 if power > 4 and length <= power * 3 // 4 else power
+def _is_alike(query_set: _QuerySet, longest: _QuerySet) -> bool:
+    """Whether padding the set costs less than another call: keys cost reads, queries hardly anything."""
+    num_blocks, most = len(query_set.block_ids), len(longest.block_ids)
+    few, many = sorted((len(query_set.rows), len(longest.rows)))
+    return (num_blocks * 4 >= most * 3 or most <= SHORT_BLOCKS) and few * 4 >= many
 
 
 def _batched_part(sets: list[_QuerySet], block_size: int, dtype: torch.dtype) -> BatchedPart:
@@ -136,7 +142,10 @@ def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
         k, v = _gather(key_cache, value_cache, chunk.block_ids, 1)
         k, v = k[:, :, : chunk.num_keys], v[:, :, : chunk.num_keys]
         rows = slice(chunk.start, chunk.stop)
-        output[rows], part_lse = _attend_sets(q[rows], 1, k, v, scale, chunk.mask)
+        if chunk.mask is None:
+            output[rows], part_lse = _attend_causally(q[rows], k, v, scale)
+        else:
+            output[rows], part_lse = _attend_sets(q[rows], 1, k, v, scale, chunk.mask)
         if lse is not None:
             lse[rows] = part_lse
     for part in plan.decodes:
@@ -177,7 +186,7 @@ def _attend_sets(
 
     q: [num_rows, num_kv_heads, queries_per_kv_head, head_dim], a set's rows in turn; k, v: [num_sets, num_kv_heads,
     num_keys, head_dim]. A KV head's query heads become rows of one matrix, so K and V are never repeated. Returns the
-    output, shaped as q, and the natural log-sum-exp of the scaled scores, [num_rows, num_kv_heads, queries_per_kv_head].
+    output, shaped as q, and the natural log-sum-exp of the scaled scores, shaped as q without head_dim.
     """
     num_rows, num_kv_heads, per_head, head_dim = q.shape
     matrix = q.view(num_sets, num_rows // num_sets, num_kv_heads, per_head, head_dim).transpose(1, 2).flatten(2, 3)
@@ -187,6 +196,16 @@ def _attend_sets(
     out = out.unflatten(2, (-1, per_head)).transpose(1, 2).flatten(0, 1)
     lse = lse.unflatten(2, (-1, per_head)).transpose(1, 2).flatten(0, 1)
     return out, lse
+
+
+def _attend_causally(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attend with a sequence's tokens to themselves and those before; half the work of a mask. Shapes as above."""
+    num_rows, num_kv_heads, per_head, head_dim = q.shape
+    heads = q.flatten(1, 2).transpose(0, 1).unsqueeze(0)  # [1, num_heads, num_rows, head_dim]
+    k, v = (t.repeat_interleave(per_head, dim=1) for t in (k, v))
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(heads, k, v, 0.0, True, scale=scale)
+    shape = (num_rows, num_kv_heads, per_head)
+    return out[0].transpose(0, 1).reshape(*shape, head_dim), lse[0].transpose(0, 1).reshape(shape)
 
 
 def _merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Tensor:

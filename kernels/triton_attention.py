@@ -98,9 +98,8 @@ def tile_shape_for(head_dim: int, tile_rows: int, dtype: torch.dtype) -> TileSha
         raise ValueError(f"head_dim is {head_dim}; it must be at most {MAX_HEAD_DIM}")
     padded_dim = max(MIN_TILE, triton.next_power_of_2(head_dim))
     if dtype.itemsize > 2:
-        return TileShape(
-            padded_dim, num_keys=32 if padded_dim <= 64 else 16, num_warps=8 if padded_dim > 128 else 4, num_stages=1
-        )
+        num_keys, num_warps = (16, 4) if padded_dim > 128 else (32, 8 if padded_dim > 64 else 4)
+        return TileShape(padded_dim, num_keys, num_warps, num_stages=2)
     return TileShape(
         padded_dim,
         num_keys=64 if padded_dim <= 128 and padded_dim * tile_rows <= 4096 else 32,

@@ -81,4 +81,4 @@ def test_dumps_only_what_differs_from_the_defaults_and_reads_it_back() -> None:
 
 def test_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        PromptJob(prompt="a").prompt = "b"  # type: ignore[misc]
+        PromptJob(prompt="a").prompt = "b"

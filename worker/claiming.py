@@ -70,6 +70,9 @@ class Claimer:
             claims, self._pending = self._pending.claims, None
             self._held.remove(claim.execution_id for claim in claims)
             self._queue.requeue(claims)
+        if self._reply_lost:
+            self._queue.requeue(self._fetch().claims)
+
     def sweep(self) -> None:
         """Put jobs whose leases ran out back at the heads of their queues. Raises as `claim`."""
         # First our own: after a pause of this process they may have run out too, and need not.

@@ -80,7 +80,8 @@ def build_workload(name: str, tokenizer_folder: str) -> list[BenchmarkRequest]:
     def cut(text: str, num_tokens: int) -> str:
         return str(tokenizer.decode(tokenizer(text).input_ids[:num_tokens]))
 
-    return {"rag": rag_workload, "mixed": mixed_workload}[name](encoder(tokenizer), cut)
+    build = rag_workload if name == "rag" else mixed_workload
+    return build(encoder(tokenizer), cut)
 
 
 def _serve_pagemill(loaded: LoadedModel, requests: Sequence[BenchmarkRequest]) -> tuple[list[list[int]], int, int]:

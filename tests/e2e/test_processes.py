@@ -18,16 +18,26 @@ LONG = {"prompt": "Tell me a long story about a lighthouse.", "max_tokens": 400,
 
 
 def prompts(count: int, **fields: Any) -> list[dict[str, Any]]:
+    """Return jobs whose outputs are of different lengths, so that some run whenever another ends."""
     return [
-        {"prompt": f"{number}. What is known about {SUBJECTS[number % len(SUBJECTS)]}?", **fields}
+        {
+            "prompt": f"{number}. What is known about {SUBJECTS[number % len(SUBJECTS)]}?",
+            "max_tokens": num_tokens(number),
+            "ignore_eos": True,
+            **fields,
+        }
         for number in range(count)
     ]
 
 
+def num_tokens(number: int) -> int:
+    return 8 + 3 * (number % 7)
+
+
 def test_jobs_of_a_killed_worker_are_done_once_by_the_next(machine: Machine) -> None:
-    ids = machine.submit(*prompts(24, max_tokens=12, ignore_eos=True, batch_id="nightly"))
+    ids = machine.submit(*prompts(24, batch_id="nightly"))
     with machine.worker() as worker:
-        eventually(lambda: machine.count(ids, JobState.DONE), worker)
+        eventually(lambda: machine.count(ids, JobState.DONE) and machine.count(ids, JobState.RUNNING) > 4, worker)
         worker.kill()
     assert machine.count(ids, JobState.DONE) < 24
     running = [job_id for job_id, state in machine.store.states(ids).items() if state is JobState.RUNNING]
@@ -35,7 +45,7 @@ def test_jobs_of_a_killed_worker_are_done_once_by_the_next(machine: Machine) -> 
 
     with machine.worker() as worker:
         eventually(lambda: machine.count(ids, JobState.DONE) == 24, worker)
-        more = machine.submit(*prompts(4, max_tokens=24, ignore_eos=True))
+        more = machine.submit(*prompts(4, max_tokens=60))
         eventually(lambda: machine.count(more, JobState.RUNNING) == 4, worker)
         worker.signal(signal.SIGTERM)
         assert worker.wait() == ExitCode.OK
@@ -43,11 +53,11 @@ def test_jobs_of_a_killed_worker_are_done_once_by_the_next(machine: Machine) -> 
     assert machine.count(more, JobState.DONE) == 4
 
     lost = 0
-    for job_id in ids:
+    for number, job_id in enumerate(ids):
         job = machine.store.job(job_id)
         assert job is not None
         assert job.result is not None
-        assert (job.result.completion_tokens, job.result.finish_reason) == (12, "length")
+        assert (job.result.completion_tokens, job.result.finish_reason) == (num_tokens(number), "length")
         assert job.stats is not None
         states = [attempt.state for attempt in job.attempts]
         assert states[-1] is AttemptState.DONE
@@ -57,8 +67,7 @@ def test_jobs_of_a_killed_worker_are_done_once_by_the_next(machine: Machine) -> 
 
     summary = machine.read_json("report", "--batch", "nightly")
     assert summary["jobs_by_state"]["done"] == 24
-    for kind in ("latency", "memory", "prefix"):
-        assert machine.read_json("report", kind)
+    assert machine.read_json("report", "latency")
     (queue,) = machine.read_json("status")["queues"]
     assert (queue["waiting"], queue["running"], queue["done"]) == (0, 0, 28)
     shown = machine.read_json("show", running[0])
@@ -90,7 +99,7 @@ def test_worker_is_watched_cancelled_and_stopped(embedded_machine: Machine) -> N
         machine.read("cancel", cancelled)
         eventually(lambda: machine.count([cancelled], JobState.CANCELLED), worker)
 
-        worker.signal(signal.SIGTERM)
+        worker.signal(signal.SIGINT)
         eventually(lambda: "claims end; 1 held jobs" in worker.log.read_text(), worker)
         worker.signal(signal.SIGTERM)
         assert worker.wait() == ExitCode.OK

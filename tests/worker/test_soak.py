@@ -27,8 +27,8 @@ from worker.queue import JobQueue
 from worker.records import AttemptState, JobState
 from worker.store import JobStore
 
-NUM_JOBS = 150
-NUM_FAULTS = 12
+NUM_JOBS = 120
+NUM_FAULTS = 9
 LEASES = "pagemill:leases:default"
 FAULT_SECONDS = 0.3
 

@@ -7,7 +7,7 @@ import pytest
 import redis
 from rq.command import send_shutdown_command
 
-from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running, sql_outage
+from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, lose_reply_to, make_flow, running, sql_outage
 from tests.worker.proxy import Proxy
 from worker.client import submit
 from worker.errors import TryLater
@@ -142,6 +142,18 @@ def test_stop_while_redis_is_away_keeps_results_and_ends(
         with pytest.raises(TryLater, match="cannot reach Redis"):
             worker.stop_at_once()
     assert len(sqlite_store.results(ids)) == 2
+
+
+def test_stop_after_a_claim_whose_reply_was_lost(
+    connection: redis.Redis, proxy: Proxy, proxied: redis.Redis, sqlite_store: JobStore
+) -> None:
+    ids = submit(connection, ["one", "two"])
+    lose_reply_to(proxy, connection, "claim")
+    with running(make_flow(proxied, sqlite_store)) as worker:
+        eventually(lambda: not proxy.lose_replies_to)
+        worker.stop()
+    assert sqlite_store.states(ids) == {} or set(sqlite_store.states(ids).values()) == {JobState.DONE}
+    assert connection.keys("pagemill:leases:*") == []
 
 
 def test_rqs_shutdown_command_drains(connection: redis.Redis, sqlite_store: JobStore) -> None:
