@@ -42,6 +42,7 @@ class EngineStatus:
     num_blocks: int
     steps: int
     computed_tokens: int  # prompt and output tokens run through the model
+    output_tokens: int  # sampled, of unfinished requests too
     preemptions: int
 
 
@@ -63,6 +64,7 @@ class Engine:
         self.scheduler = Scheduler(config, KVCacheManager(config, model.name, clock), clock, detokenize)
         self._steps = 0
         self._computed_tokens = 0
+        self._output_tokens = 0
         self._preemptions = 0
 
     @property
@@ -111,6 +113,7 @@ class Engine:
             raise
         self._steps += 1
         self._computed_tokens += plan.num_tokens
+        self._output_tokens += sum(not isinstance(token, RequestError) for token in tokens.values())
         requests = [share.request for share in plan.scheduled]
         suspects = _blocks_of(r for r in requests if isinstance(tokens.get(r.request_id), RequestError))
         finished = self.scheduler.update(plan, tokens)
@@ -129,6 +132,7 @@ class Engine:
             num_blocks=pool.num_blocks,
             steps=self._steps,
             computed_tokens=self._computed_tokens,
+            output_tokens=self._output_tokens,
             preemptions=self._preemptions,
         )
 

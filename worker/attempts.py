@@ -15,7 +15,7 @@ from worker.database import upserting
 from worker.job_changes import HAS_NOT_ENDED, SubmittedJob, add_batches, submitted_columns
 from worker.lookups import chunked
 from worker.records import TERMINAL_STATES, AttemptState, Claim, JobState, Outcome
-from worker.tables import AttemptRow, JobRow, JobStatsRow, ResultRow
+from worker.tables import AttemptRow, JobRow, JobStatsRow, ResultRow, WorkerRow
 
 FENCED = "fenced"  # the error code of an attempt whose end came too late to count
 
@@ -58,7 +58,11 @@ def begin(connection: Connection, claims: Sequence[Claim], worker_name: str) -> 
         for job_id, claim in latest.items()
     }
     add_batches(connection, submitted.values())
-    rows = [{**submitted_columns(submitted[job_id]), **_running_columns(claim)} for job_id, claim in latest.items()]
+    served_model = connection.scalar(select(WorkerRow.model).where(WorkerRow.name == worker_name))
+    rows = [
+        {**submitted_columns(submitted[job_id]), **_running_columns(claim, served_model)}
+        for job_id, claim in latest.items()
+    ]
     attempt_counts = _upsert_running(connection, rows)
     begun = [claim for job_id, claim in latest.items() if job_id in attempt_counts]
     _lose_attempts(connection, [claim for claim in begun if attempt_counts[claim.job_id] > 1])
@@ -104,8 +108,14 @@ def finish(connection: Connection, outcomes: Sequence[Outcome]) -> frozenset[str
     return frozenset(fenced - recorded)  # a worker may hold a job twice, under an old lease and a new one
 
 
-def _running_columns(claim: Claim) -> dict[str, Any]:
-    return {"state": JobState.RUNNING, "epoch": claim.epoch, "attempt_count": 1, "started_at": claim.claimed_at}
+def _running_columns(claim: Claim, served_model: str | None) -> dict[str, Any]:
+    return {
+        "state": JobState.RUNNING,
+        "epoch": claim.epoch,
+        "attempt_count": 1,
+        "started_at": claim.claimed_at,
+        "model": claim.job.model or served_model,  # a job that names none takes the worker's
+    }
 
 
 def _attempt_columns(claim: Claim, worker_name: str) -> dict[str, Any]:

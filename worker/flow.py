@@ -102,7 +102,7 @@ class Flow:
             running=status.num_running,
             jobs_done=counters.jobs_done,
             jobs_failed=counters.jobs_failed,
-            completion_tokens=counters.completion_tokens,
+            output_tokens=status.output_tokens,
             blocks_held=status.blocks_held,
             blocks_cached=status.blocks_cached,
             num_blocks=status.num_blocks,

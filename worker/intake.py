@@ -70,6 +70,7 @@ class Intake:
 
     def _check_model(self, asked: str | None) -> None:
         if asked is not None and asked not in self._model_names:
+            served = " or ".join(map(repr, sorted(self._model_names)))
             raise InvalidJob(
-                "model", f"{asked!r} is not served here; this worker serves {min(self._model_names)!r}", code="model"
+                "model", f"{asked!r} is not served here; this worker serves {served}", code="model_not_served"
             )

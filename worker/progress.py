@@ -14,7 +14,7 @@ class WorkerProgress:
     running: int  # requests in the engine's steps
     jobs_done: int
     jobs_failed: int
-    completion_tokens: int
+    output_tokens: int  # of running requests too
     blocks_held: int
     blocks_cached: int
     num_blocks: int

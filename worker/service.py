@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 from uuid import uuid4
 
 import redis
@@ -59,6 +60,7 @@ def run_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
 def _build_flow(settings: Settings, connection: redis.Redis, store: JobStore) -> Flow:
     loaded = _load(settings)
     config = _engine_config(settings, loaded)
+    name = _short_name(loaded.identity.name)
     tokenizer = Tokenizer(loaded.folder)
     runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
     device, bytes_per_block = loaded.model.device, runner.cache.shape.bytes_per_block
@@ -66,7 +68,7 @@ def _build_flow(settings: Settings, connection: redis.Redis, store: JobStore) ->
         engine=Engine(config, runner, loaded.identity, tokenizer.decode),
         encode=tokenizer.encode,
         decode=tokenizer.decode,
-        names=frozenset({loaded.identity.name}),
+        names=frozenset({name, loaded.identity.name}),
         bytes_per_block=bytes_per_block,
         peak_memory_bytes=lambda: peak_memory_bytes(device),
     )
@@ -74,7 +76,7 @@ def _build_flow(settings: Settings, connection: redis.Redis, store: JobStore) ->
         name=f"pagemill-{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}",
         hostname=socket.gethostname(),
         pid=os.getpid(),
-        model=loaded.identity.name,
+        model=name,
         device=str(device),
         dtype=str(loaded.model.dtype).removeprefix("torch."),
         block_size=config.block_size,
@@ -86,6 +88,14 @@ def _build_flow(settings: Settings, connection: redis.Redis, store: JobStore) ->
         started_at=utc_now(),
     )
     return Flow(settings, connection, store, model, record)
+
+
+def _short_name(source: str) -> str:
+    """Return what people call a model: a file's or folder's own name, or the hub id."""
+    path = Path(source)
+    if not path.exists():
+        return source
+    return path.stem if path.is_file() else path.resolve().name
 
 
 def _load(settings: Settings) -> LoadedModel:

@@ -280,6 +280,7 @@ def test_status_counts() -> None:
         num_blocks=8,
         steps=1,
         computed_tokens=9,
+        output_tokens=1,
         preemptions=0,
     )
     harness.run()

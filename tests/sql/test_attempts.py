@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Engine, func, select
 
-from tests.sql.builders import after, claim_of, outcome_of, stats_of
+from tests.sql.builders import after, claim_of, outcome_of, stats_of, worker_of
 from worker.attempts import BegunAttempts
 from worker.database import reading
 from worker.lookups import IDS_PER_STATEMENT, JobDetail
@@ -40,6 +40,12 @@ def test_first_attempt_writes_job_and_attempt(store: JobStore) -> None:
     assert (attempt.started_at, attempt.ended_at) == (claim.claimed_at, None)
     assert job.result is None
     assert job.stats is None
+
+
+def test_job_that_names_no_model_has_the_workers(store: JobStore) -> None:
+    store.register_worker(worker_of("w1", model="smollm2"))
+    store.begin_attempts([claim_of("a"), claim_of("b", model="models/smollm2.gguf")], "w1")
+    assert (job_of(store, "a").model, job_of(store, "b").model) == ("smollm2", "models/smollm2.gguf")
 
 
 def test_nothing_to_begin_or_finish(store: JobStore) -> None:

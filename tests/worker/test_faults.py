@@ -76,7 +76,7 @@ def test_results_committed_but_not_acknowledged_are_not_generated_again(
         assert (job.return_value() or {})["text"] == answer(f"job {number}")
     (failed,) = ends(connection, [ids[5]], timeout_seconds=10)
     assert failed.state is JobState.FAILED
-    assert (failed.error or "").startswith("model: model: 'other' is not served here")
+    assert (failed.error or "").startswith("model_not_served: model: 'other' is not served here")
     assert len(sqlite_store.results(ids)) == 5
 
 

@@ -130,7 +130,7 @@ def test_entry_in_rqs_lists_outlives_rare_beats(connection: redis.Redis, sqlite_
     ("payload", "code", "parts"),
     [
         ({"prompt": "x" * 100, "max_tokens": 16_384}, "context_length", ("100", "16384")),
-        ({"prompt": "hello", "model": "another/model"}, "model", ("another/model", "scripted")),
+        ({"prompt": "hello", "model": "another/model"}, "model_not_served", ("another/model", "scripted")),
         ({"prompt": "hello", "stop_token_ids": [257]}, "invalid_token", ("257", "256")),
     ],
 )

@@ -77,7 +77,7 @@ def draw_panel(progress: WorkerProgress, tokens_per_s: float) -> Group:
                 progress.running,
                 progress.jobs_done,
                 progress.jobs_failed,
-                progress.completion_tokens,
+                progress.output_tokens,
                 round(tokens_per_s, 1),
                 f"{progress.blocks_held:,} of {progress.num_blocks:,} ({share:.0%})",
                 progress.blocks_cached,
@@ -96,11 +96,11 @@ class TokenRate:
     def update(self, progress: WorkerProgress, now: float | None = None) -> float:
         """Take a reading at `now` (seconds, monotonic) and return the rate."""
         now = time.monotonic() if now is None else now
-        self._readings.append((now, progress.completion_tokens))
+        self._readings.append((now, progress.output_tokens))
         while len(self._readings) > 1 and now - self._readings[1][0] >= RATE_SECONDS:
             self._readings.popleft()
         then, tokens = self._readings[0]
-        return (progress.completion_tokens - tokens) / (now - then) if now > then else 0.0
+        return (progress.output_tokens - tokens) / (now - then) if now > then else 0.0
 
 
 class _LinePrinter:
