@@ -15,5 +15,5 @@ def root_hash(model: str, tenant: str) -> bytes:
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return SHA-256 of the parent's hash and one full block of token ids (64-bit little-endian on every platform)."""
+    """Return SHA-256 of the parent's hash and one full block of token ids (64-bit, in the machine's byte order)."""
     return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()

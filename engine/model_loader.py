@@ -55,6 +55,8 @@ def load_model(source: str, *, dtype: torch.dtype, device: torch.device, cache_d
     A GGUF file is dequantised and converted once, into a folder under `cache_dir`: reading it takes far longer than
     reading safetensors. Raises ModelNotFound, or UnsupportedModel with the reason.
     """
+    if source.startswith(("/", "./", "../", "~")) and not Path(source).exists():
+        raise ModelNotFound(f"model {source!r} does not exist")
     folder = str(_convert_gguf(Path(source), dtype, cache_dir)) if source.endswith(".gguf") else source
     _refuse_foreign_code(folder)
     model = _read_weights(source, folder, dtype=dtype, use_safetensors=True)

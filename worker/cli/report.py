@@ -21,7 +21,7 @@ GROUPINGS = {"tenant-model": PrefixGrouping.TENANT_MODEL, "queue": PrefixGroupin
 @click.option("--since", type=Since(), help="Jobs that ended since: 1h, 7d, or an ISO date or time.")
 @click.option("--queue", help="Jobs of this queue.")
 @click.option("--batch", help="Jobs of this batch.")
-@click.option("--model", help="Jobs that asked for this model.")
+@click.option("--model", help="Jobs that this model served, or that asked for it.")
 @click.option("--by", type=click.Choice(list(GROUPINGS)), default="tenant-model", help="The rows of prefix.")
 @store_options
 @json_option
