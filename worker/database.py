@@ -6,6 +6,7 @@ survives a power cut.
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from worker.errors import ConfigurationError, ServiceUnavailable
 from worker.tables import Base
 
 DEFAULT_BUSY_TIMEOUT_MS = 5_000
+BUSY_PAUSE_SECONDS = 0.005  # between two tries of what SQLite does not wait for itself
 CONNECT_TIMEOUT_S = 5
 DEAD_PEER_TIMEOUT_MS = 20_000  # unacknowledged TCP data older than this ends a PostgreSQL connection
 
@@ -136,7 +138,7 @@ def _open_sqlite(url: URL, busy_timeout_ms: int) -> Engine:
 
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _record: object) -> None:
-        (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        mode = _switch_to_wal(connection, busy_timeout_ms)
         if mode != "wal":
             connection.close()
             raise ConfigurationError(
@@ -152,6 +154,23 @@ def _open_sqlite(url: URL, busy_timeout_ms: int) -> Engine:
         connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _switch_to_wal(connection: sqlite3.Connection, busy_timeout_ms: int) -> str:
+    """Return the journal mode after asking for the write-ahead log.
+
+    The first connections to a new file race for the switch, and SQLite then says BUSY at once, whatever its time-out.
+    """
+    deadline = time.monotonic() + busy_timeout_ms / 1000
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(BUSY_PAUSE_SECONDS)
+        else:
+            return str(mode)
 
 
 def _open_postgresql(url: URL, busy_timeout_ms: int) -> Engine:

@@ -3,7 +3,9 @@
 import re
 import sqlite3
 import stat
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -231,3 +233,19 @@ def assert_one_line(error: PagemillError) -> None:
     assert QUOTED_SECRET not in message
     assert error.__suppress_context__ or error.__context__ is None
     assert not isinstance(error.__cause__, OperationalError)
+
+
+def test_fresh_sqlite_file_opened_by_many_at_once(tmp_path: Path) -> None:
+    def open_once(path: Path, barrier: threading.Barrier) -> None:
+        engine = open_database(f"sqlite:///{path}")
+        barrier.wait()
+        with writing(engine) as connection:
+            connection.execute(text("CREATE TABLE IF NOT EXISTS t (a INTEGER)"))
+        engine.dispose()
+
+    for attempt in range(25):
+        barrier = threading.Barrier(8)
+        with ThreadPoolExecutor(8) as pool:
+            opened = [pool.submit(open_once, tmp_path / f"{attempt}.db", barrier) for _ in range(8)]
+        for one in opened:
+            one.result()
