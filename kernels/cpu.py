@@ -1,4 +1,4 @@
-"""Paged attention on the CPU: shared prefixes once a group, decodes in padded buckets, prefill chunks one by one.
+"""Paged attention on the CPU: shared prefixes once a group, decodes padded together, prefill chunks one by one.
 
 Each part is a call of torch's fused CPU attention, which returns the log-sum-exp of its scores; parts over different
 keys of the same query are merged with it (the online softmax of FlashAttention, Dao et al. 2022, across calls).

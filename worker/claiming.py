@@ -8,7 +8,7 @@ from worker.attempts import BegunAttempts
 from worker.errors import ServiceUnavailable, TryLater
 from worker.held import HeldJob, HeldJobs
 from worker.isolation import Fault, isolating
-from worker.outcomes import INTERNAL_ERROR
+from worker.outcomes import INTERNAL_ERROR, return_value
 from worker.queue import Acknowledgement, Claimed, JobQueue
 from worker.records import AttemptState, Claim, DeadRecord, JobState
 from worker.store import JobStore
@@ -129,12 +129,7 @@ class Claimer:
         assert detail is not None, "SQL has said how the job ended"
         value = None
         if detail.result is not None and state is JobState.DONE:
-            value = {
-                "text": detail.result.text,
-                "finish_reason": detail.result.finish_reason,
-                "prompt_tokens": detail.result.prompt_tokens,
-                "completion_tokens": detail.result.completion_tokens,
-            }
+            value = return_value(detail.result)
         error = f"{detail.error_code}: {detail.error_message}" if detail.error_code else None
         return Acknowledgement(claim, ATTEMPT_STATES[state], value, error)
 

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 from engine.request import FinishReason, Request, RequestError
 from engine.stopping import Detokenize, stop_position
 from worker.errors import InvalidJob
 from worker.held import HeldJob
+from worker.lookups import JobResult
 from worker.queue import Acknowledgement
 from worker.records import AttemptState, JobStats, Outcome
 
@@ -151,16 +153,21 @@ def broken_off(outcome: Outcome, error: Exception) -> Outcome:
     )
 
 
+def return_value(result: Outcome | JobResult) -> dict[str, Any]:
+    """Return what a producer gets for a job that is done, whether from its outcome or from SQL."""
+    return {
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.completion_tokens,
+    }
+
+
 def acknowledgement(outcome: Outcome) -> Acknowledgement:
     """Return what RQ's readers see of an outcome that was committed: DONE, FAILED or CANCELLED."""
     value = None
     if outcome.state is AttemptState.DONE:
-        value = {
-            "text": outcome.text,
-            "finish_reason": outcome.finish_reason,
-            "prompt_tokens": outcome.prompt_tokens,
-            "completion_tokens": outcome.completion_tokens,
-        }
+        value = return_value(outcome)
     error = f"{outcome.error_code}: {outcome.error_message}" if outcome.error_code else None
     return Acknowledgement(outcome.claim, outcome.state, value, error)
 
