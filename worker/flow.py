@@ -33,7 +33,7 @@ from worker.persister import Persister
 from worker.progress import WorkerProgress
 from worker.queue import JobQueue
 from worker.rq_worker import Drain, PagemillWorker
-from worker.settings import Settings
+from worker.settings_model import Settings
 from worker.store import JobStore
 from worker.threads import POLL_SECONDS, Failure, ServiceThread
 

@@ -56,7 +56,10 @@ class JobDetail:
     attempt_count: int
     error_code: str | None
     error_message: str | None
+    diagnosis: str | None
     enqueued_at: datetime | None
+    deadline_at: datetime | None
+    retry_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
     attempts: tuple[AttemptDetail, ...]

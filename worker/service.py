@@ -27,7 +27,7 @@ from worker.errors import ConfigurationError
 from worker.fleet import WorkerRecord
 from worker.flow import Flow, ServedModel
 from worker.progress import Panel
-from worker.settings import Settings
+from worker.settings_model import Settings
 from worker.store import JobStore
 from worker.tables import utc_now
 from worker.tokenizing import Tokenizer

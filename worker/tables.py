@@ -148,7 +148,10 @@ class JobRow(Base):
     attempt_count: Mapped[int]
     error_code: Mapped[str | None]
     error_message: Mapped[str | None]
+    diagnosis: Mapped[str | None]  # JSON: what it takes to reproduce the end of a dead-lettered job
     enqueued_at: Mapped[datetime | None]  # None in a dead-lettered record that does not tell
+    deadline_at: Mapped[datetime | None]  # it is of no use to anybody afterwards
+    retry_at: Mapped[datetime | None]  # it waits out a back-off until then
     started_at: Mapped[datetime | None]  # the first claim
     ended_at: Mapped[datetime | None]
 
@@ -224,6 +227,7 @@ class WorkerRow(Base):
     transformers_version: Mapped[str]
     started_at: Mapped[datetime]
     last_heartbeat_at: Mapped[datetime]
+    engine_answered_at: Mapped[datetime | None]  # when its engine last proved that it steps
     stopped_at: Mapped[datetime | None]
     jobs_done: Mapped[int]
     jobs_failed: Mapped[int]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from worker.cli.logs import configure_logging
-from worker.settings import Settings
+from worker.settings_model import Settings
 
 
 @pytest.fixture(autouse=True)

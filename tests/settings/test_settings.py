@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from worker.errors import ConfigurationError, ExitCode, PagemillError
-from worker.settings import parse_size, resolve_settings
+from worker.settings import resolve_settings
+from worker.settings_model import parse_size
 
 
 def write_config(folder: Path, text: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from worker.errors import ConfigurationError, ServiceUnavailable
 from worker.store import JobStore
 from worker.tables import Base
 
-HEAD = "0001"
+HEAD = "0002"
 
 
 def test_upgrade_makes_exactly_the_tables(empty_database_url: str) -> None:
@@ -81,7 +81,7 @@ def test_upgrades_at_once_do_it_once(empty_database_url: str) -> None:
 
 def test_check_before_the_upgrade_names_the_command(empty_database_url: str) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"has no tables yet and needs revision 0001; run `pagemill db upgrade`$"
+        ConfigurationError, match=r"has no tables yet and needs revision 0002; run `pagemill db upgrade`$"
     ):
         schema.check(empty_database_url)
 

@@ -21,7 +21,7 @@ from worker.fleet import WorkerRecord
 from worker.flow import Flow, ServedModel
 from worker.jobs import PromptJob
 from worker.queue_scripts import load_script
-from worker.settings import Settings
+from worker.settings_model import Settings
 from worker.store import JobStore
 from worker.tables import utc_now
 

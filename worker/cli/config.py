@@ -9,7 +9,8 @@ from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json
 from worker.cli.tables import print_table
 from worker.connection import describe_url
-from worker.settings import Settings, resolve_settings
+from worker.settings import resolve_settings
+from worker.settings_model import Settings
 
 
 @click.group()

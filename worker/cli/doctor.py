@@ -19,7 +19,8 @@ from worker.cli.tables import print_table
 from worker.database import parse_database_url, place_of
 from worker.errors import ConfigurationError, ExitCode, PagemillError
 from worker.model_shape import locate_model
-from worker.settings import Settings, resolve_settings
+from worker.settings import resolve_settings
+from worker.settings_model import Settings
 
 OLDEST_REDIS = 7  # the first major version whose scripts may run while it is full
 ENGINE_PACKAGES = ("torch", "triton", "transformers", "safetensors", "gguf")

@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from worker.settings import QUEUE_PATTERN, parse_size
+from worker.settings_model import QUEUE_PATTERN, parse_size
 
 P = ParamSpec("P")
 R = TypeVar("R")

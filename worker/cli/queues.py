@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import redis
 
 from worker.connection import connect, describe_url, redis_errors
-from worker.settings import Settings
+from worker.settings_model import Settings
 
 
 def queue_name(settings: Settings) -> str:

@@ -21,7 +21,8 @@ from worker.fleet import WorkerDetail
 from worker.lookups import BatchProgress
 from worker.queue_access import QueueAccess
 from worker.records import JobState
-from worker.settings import Settings, load_settings
+from worker.settings import load_settings
+from worker.settings_model import Settings
 from worker.store import JobStore
 
 SILENT_BEATS = 3  # heartbeats that a running worker may miss before it is shown as silent

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from worker.database import open_database
 from worker.reporting import Reports
-from worker.settings import Settings
+from worker.settings_model import Settings
 from worker.store import JobStore
 
 

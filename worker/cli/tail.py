@@ -15,7 +15,8 @@ from worker.errors import ExitCode, PagemillError
 from worker.lookups import JobDetail
 from worker.queue_access import QueueAccess
 from worker.records import TERMINAL_STATES, JobState
-from worker.settings import Settings, load_settings
+from worker.settings import load_settings
+from worker.settings_model import Settings
 
 WATCH_SECONDS = 30.0  # how long one request for tokens lasts; renewed while we read
 BLOCK_MS = 1_000  # how long one read waits, and so how soon we see a job end that publishes nothing

@@ -11,7 +11,8 @@ from worker.cli.panel import burst_bar, no_panel
 from worker.errors import ConfigurationError
 from worker.extras import require_extra
 from worker.progress import Panel
-from worker.settings import Settings, load_settings
+from worker.settings import load_settings
+from worker.settings_model import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,0 +1,152 @@
+"""The settings: every field with its type, default, bounds and description. `worker.settings` fills them."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+REDIS_SCHEMES = ("redis", "rediss", "unix")
+DATABASE_SCHEMES = ("sqlite", "postgresql", "postgres", "sqlite+pysqlite", "postgresql+psycopg")
+QUEUE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) *(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
+_UNIT_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(value: object) -> object:
+    """Return the bytes of a size such as "2GiB", "500 MB" or 1048576; ValueError when it is none.
+
+    KiB, MiB, GiB, TiB count in 1024, KB, MB, GB, TB in 1000. Anything but text is returned as it is.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("is not a size; write for example 2GiB, 500MB or a number of bytes")
+    unit = match["unit"].lower().removesuffix("b")
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(match["number"]) * base ** _UNIT_EXPONENTS[unit.removesuffix("i")])
+
+
+def _split_names(value: object) -> object:
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+def _is_queue_name(name: str) -> str:
+    if not QUEUE_PATTERN.fullmatch(name):
+        raise ValueError("names are up to 128 letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _names_are_unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"names {name!r} more than once")
+    return names
+
+
+def _is_power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError("must be a power of two")
+    return value
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+def _check_scheme(schemes: tuple[str, ...]) -> AfterValidator:
+    def check(url: SecretStr) -> SecretStr:
+        scheme, separator, _ = url.get_secret_value().partition("://")
+        if not separator or scheme not in schemes:
+            raise ValueError(f"must begin with one of {', '.join(f'{name}://' for name in schemes)}")
+        return url
+
+    return AfterValidator(check)
+
+
+QueueName = Annotated[str, AfterValidator(_is_queue_name)]
+ByteSize = Annotated[int, BeforeValidator(parse_size)]
+
+
+class Settings(BaseModel):
+    """All settings, complete at construction. Bounds are part of each field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    redis_url: Annotated[SecretStr, _check_scheme(REDIS_SCHEMES)] | None = Field(
+        default=None, description="Redis or Valkey: redis://, rediss:// or unix://; unset starts an embedded one"
+    )
+    database_url: Annotated[SecretStr, _check_scheme(DATABASE_SCHEMES)] | None = Field(
+        default=None, description="sqlite:/// or postgresql://; unset is pagemill.db in data_dir"
+    )
+    data_dir: Annotated[Path, AfterValidator(_absolute)] = Field(
+        default=Path("~/.local/share/pagemill"),
+        validate_default=True,
+        description="folder of the embedded queue and of SQLite; $XDG_DATA_HOME/pagemill where that is set",
+    )
+    queues: Annotated[tuple[QueueName, ...], BeforeValidator(_split_names), AfterValidator(_names_are_unique)] = Field(
+        default=("default",), min_length=1, max_length=64, description="queues a worker drains, first ones first"
+    )
+    model: str | None = Field(
+        default=None, min_length=1, max_length=4096, description="a hub id, a local folder or a GGUF file"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="type of the weights and of the KV cache"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto is a GPU where there is one")
+    max_jobs: int = Field(default=64, ge=1, le=4096, description="jobs that a worker holds at once")
+    drain_seconds: float = Field(
+        default=30.0, ge=0.0, le=3600.0, allow_inf_nan=False, description="time to finish held jobs after SIGTERM"
+    )
+    block_size: Annotated[int, AfterValidator(_is_power_of_two)] = Field(
+        default=16, ge=8, le=256, description="KV slots in a block, a power of two"
+    )
+    kv_memory_bytes: ByteSize | None = Field(
+        default=None,
+        ge=1,
+        description="memory of the KV cache, for example 2GiB; unset takes what the device can spare",
+    )
+    max_num_seqs: int = Field(default=64, ge=1, le=4096, description="requests in one step")
+    token_budget: int | None = Field(
+        default=None, ge=16, le=1_048_576, description="tokens computed in one step; unset fits the device"
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=16, le=16_777_216, description="longest prompt plus output, tokens; unset is the model's limit"
+    )
+    enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of equal prefixes")
+    lease_seconds: float = Field(
+        default=30.0,
+        ge=1.0,
+        le=3600.0,
+        allow_inf_nan=False,
+        description="time after which a silent worker's jobs go on",
+    )
+    beat_seconds: float = Field(
+        default=5.0, gt=0.0, le=1200.0, allow_inf_nan=False, description="time between two renewals of the leases"
+    )
+    sweep_seconds: float = Field(
+        default=5.0, gt=0.0, le=3600.0, allow_inf_nan=False, description="time between two searches for lapsed leases"
+    )
+    result_ttl_seconds: int = Field(
+        default=86_400, ge=1, le=31_536_000, description="time a result stays in Redis; SQL keeps it"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least severe message that is logged"
+    )
+
+    @model_validator(mode="after")
+    def _lease_outlasts_beats(self) -> Self:
+        if self.lease_seconds < 2 * self.beat_seconds:
+            raise ValueError(
+                f"lease_seconds {self.lease_seconds:g} must be at least twice beat_seconds {self.beat_seconds:g}"
+            )
+        return self
+
+    def queue_url(self) -> str | None:
+        """Return the Redis URL with its password, or None for the embedded queue."""
+        return self.redis_url.get_secret_value() if self.redis_url else None
+
+    def sql_url(self) -> str:
+        """Return the database URL with its password; SQLite in `data_dir` when none is set."""
+        return self.database_url.get_secret_value() if self.database_url else f"sqlite:///{self.data_dir}/pagemill.db"
