@@ -15,15 +15,17 @@ SCRIPT_NAMES = (
     *("claim", "recover", "extend", "acknowledge", "requeue", "sweep", "dead_letter"),
     *("cancel", "mark", "marked"),
 )
+INCLUDES = {"claim": ("taking",)}  # besides common.lua
 
 Argument = str | int | float | bytes
 
 
 def load_script(name: str) -> str:
-    """Return a script's source: its first line (the engine's flags), what all scripts share, its body."""
+    """Return a script's source: its first line (the engine's flags), what all scripts share, its includes, its body."""
     folder = files("worker") / "lua"
     flags, body = (folder / f"{name}.lua").read_text("utf-8").split("\n", 1)
-    return "\n".join((flags, (folder / "common.lua").read_text("utf-8"), body))
+    shared = [(folder / f"{part}.lua").read_text("utf-8") for part in ("common", *INCLUDES.get(name, ()))]
+    return "\n".join((flags, *shared, body))
 
 
 class QueueScripts:

@@ -1,64 +1,10 @@
 #!lua flags=allow-oom
 -- Claim up to `limit` jobs, in the order of the queues and first in, first out within each.
 -- Arguments: prefix, worker name, lease seconds, limit, token (unique per call), queue...
--- Reply: a list of {'claimed', job id, execution id, epoch, microseconds, queue, fields before the claim}
--- and {'buried', job id, queue, reason, raw}: what cannot carry a lease is dead-lettered at once.
+-- Reply: a list of records as taking.lua returns them.
 
 local worker_name, lease, limit, token = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local MAX_POPPED = 10000 -- bounds one call's time when a queue holds only ids of deleted jobs
-local MAX_ID_BYTES = 128
-local MAX_DUMP_BYTES = 65536
-
-local function hex(bytes)
-    return (bytes:gsub('.', function(byte) return string.format('%02x', byte:byte()) end))
-end
-
-local function bury(queue, job_id, kind, reason)
-    local dump = call('DUMP', job_key(job_id))
-    local entry = {job_id_hex = hex(job_id:sub(1, 1024)), type = kind, dump_bytes = #dump}
-    if #dump <= MAX_DUMP_BYTES then
-        entry.dump_hex = hex(dump)
-    end
-    local raw = cjson.encode(entry)
-    call('LPUSH', 'pagemill:dead:' .. queue, raw)
-    return raw
-end
-
-local function leased(job_id, execution_id, queue)
-    return execution_id and queue and call('ZSCORE', leases_key(queue), job_id .. ':' .. execution_id)
-end
-
-local function take(queue, job_id, execution_id)
-    local job = job_key(job_id)
-    local kind = call('TYPE', job).ok
-    if kind == 'none' then
-        return nil -- expired or deleted: RQ drops such ids as well
-    end
-    if #job_id > MAX_ID_BYTES or not job_id:match('^[A-Za-z0-9_-]+$') then
-        local raw = bury(queue, job_id, kind)
-        return {'buried', 'invalid-' .. redis.sha1hex(job_id), queue, 'its id is not letters, digits, _ and -', raw}
-    end
-    if kind ~= 'hash' then
-        local raw = bury(queue, job_id, kind)
-        return {'buried', job_id, queue, 'its record is a ' .. kind .. ', not a hash', raw}
-    end
-    local state = call('HMGET', job, 'status', 'pagemill_epoch', 'pagemill_execution', 'pagemill_queue')
-    if TERMINAL[state[1]] or leased(job_id, state[3], state[4]) then
-        return nil -- a second delivery of a job that has ended or is held
-    end
-    local previous = tonumber(state[2] or '') or 0
-    if previous ~= previous or previous < 0 or previous > 2 ^ 53 - 2 then
-        previous = 0
-    end
-    local epoch = string.format('%.0f', math.max(previous + 1, NOW_US))
-    local fields = call('HGETALL', job)
-    local now = now_utc()
-    call('HSET', job, 'status', 'started', 'worker_name', worker_name, 'started_at', now, 'last_heartbeat', now,
-        'pagemill_epoch', epoch, 'pagemill_execution', execution_id, 'pagemill_queue', queue)
-    call('PERSIST', job)
-    renew(queue, job_id, execution_id, worker_name, lease)
-    return {'claimed', job_id, execution_id, epoch, string.format('%.0f', NOW_US), queue, fields}
-end
 
 local taken = {}
 if call('EXISTS', PREFIX .. ':suspended') == 1 then
@@ -73,7 +19,7 @@ for index = 6, #ARGV do
             break
         end
         popped = popped + 1
-        local record = take(queue, job_id, token .. string.format('%08x', popped))
+        local record = take(queue, job_id, token .. string.format('%08x', popped), worker_name, lease)
         if record then
             taken[#taken + 1] = record
         end
