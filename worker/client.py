@@ -4,7 +4,8 @@
         job_id = client.submit("Why is the sky blue?", max_tokens=64)
         print(client.wait([job_id])[job_id].value)
 
-What it writes is what `rq.Queue(name, serializer="json").enqueue("pagemill.prompt", {...})` writes, only faster.
+What it writes is what `rq.Queue(name, serializer="json").enqueue("pagemill.prompt", {...})` writes, only faster, and
+the name of the tenant beside it.
 """
 
 import base64
@@ -25,7 +26,7 @@ from rq.utils import get_call_string, now, utcformat
 
 from worker.connection import connect, redis_errors
 from worker.errors import ConfigurationError, ServiceUnavailable, TryLater
-from worker.jobs import FUNCTION_NAME, PromptJob, dump_job, parse_job
+from worker.jobs import DEFAULT_TENANT, FUNCTION_NAME, PromptJob, dump_job, parse_job
 from worker.records import JobState
 
 DEFAULT_QUEUE = "default"
@@ -33,6 +34,7 @@ DEFAULT_RESULT_TTL_SECONDS = 86_400
 NO_TIMEOUT = -1  # RQ's: a job ends by its own limits, never because it waited inside a batch
 CHUNK_JOBS = 500  # per transaction: bounds the time that one takes
 DESCRIPTION_CHARACTERS = 75  # of each argument, as RQ cuts them
+TENANT_FIELD = "pagemill_tenant"  # of a record: limits by tenant need not look into its payload
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 0.5
 
@@ -188,6 +190,7 @@ def _write(connection: redis.Redis, queue: Queue, template: Mapping[str, Any], c
                 "enqueued_at": at,
                 "data": zlib.compress(json.dumps([FUNCTION_NAME, None, [job.payload], {}]).encode()),
                 "description": get_call_string(FUNCTION_NAME, [job.payload], {}, max_length=DESCRIPTION_CHARACTERS),
+                TENANT_FIELD: job.payload.get("tenant", DEFAULT_TENANT),
             }
             pipeline.hset(f"{RQ_KEY_PREFIX}:job:{job.job_id}", mapping=record)
         pipeline.rpush(queue.key, *(job.job_id for job in chunk))

@@ -15,6 +15,7 @@ from worker.errors import InvalidJob
 
 FUNCTION_NAME = "pagemill.prompt"  # the only function name a queue record may carry
 SCHEMA_VERSION = 1
+DEFAULT_TENANT = "default"
 MAX_PAYLOAD_BYTES = 1_048_576  # a record's UTF-8 JSON, before RQ compresses it
 MAX_OUTPUT_TOKENS = 1_000_000
 MAX_STOP_STRINGS = 16
@@ -50,7 +51,7 @@ class PromptJob(BaseModel):
     system: str | None = Field(default=None, min_length=1)
     raw: bool = False
     model: str | None = Field(default=None, min_length=1, max_length=512)
-    tenant: Identifier = "default"
+    tenant: Identifier = DEFAULT_TENANT
     batch_id: Identifier | None = None
     batch_size: int | None = Field(default=None, ge=1)
     custom_id: str | None = Field(default=None, min_length=1, max_length=256)
