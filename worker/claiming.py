@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from worker.attempts import BegunAttempts
 from worker.errors import ServiceUnavailable, TryLater
+from worker.failpoints import Failpoints, Point
 from worker.held import HeldJob, HeldJobs
 from worker.isolation import Fault, isolating
 from worker.outcomes import INTERNAL_ERROR, return_value
@@ -34,6 +35,7 @@ class Claimer:
         queues: Sequence[str],
         take: Callable[[HeldJob], None],
         lose: Callable[[HeldJob], None],
+        failpoints: Failpoints,
     ) -> None:
         """`take` gets each job that is to run, `lose` each that is held under an earlier lease as well."""
         self._queue = job_queue
@@ -42,6 +44,7 @@ class Claimer:
         self._queues = tuple(queues)
         self._take = take
         self._lose = lose
+        self._failpoints = failpoints
         self._reply_lost = False
         self._pending: Claimed | None = None  # claimed, but SQL does not have all of it yet
 
@@ -56,6 +59,8 @@ class Claimer:
                 return 0
             self._pending = self._fetch()
             self._hold(self._pending.claims)
+            if self._pending.claims:
+                self._failpoints.reach(Point.AFTER_CLAIM)
         num_records = len(self._pending.claims) + len(self._pending.dead)
         faulty = self._begin(self._pending.claims)
         self._pending = Claimed((), (*self._pending.dead, *faulty))
@@ -114,6 +119,7 @@ class Claimer:
         return tuple(_dead_record(fault) for fault in faults)
 
     def _begin_attempts(self, claims: Sequence[Claim]) -> BegunAttempts:
+        self._failpoints.reach(Point.BEFORE_BEGIN)
         return self._store.begin_attempts(claims, self._queue.worker_name)
 
     def _acknowledge_ended(self, claims: Sequence[Claim], states: Mapping[str, JobState]) -> None:

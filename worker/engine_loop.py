@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engine.engine import Engine
 from engine.request import Request, RequestError, SamplingParams
+from worker.failpoints import Failpoints, Point
 from worker.held import HeldJob
 from worker.jobs import PromptJob
 from worker.outcomes import OutcomeBuilder
@@ -51,8 +52,15 @@ class EngineLoop:
     request.
     """
 
-    def __init__(self, engine: Engine, outcomes: OutcomeBuilder, emit: Callable[[HeldJob | Outcome], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        outcomes: OutcomeBuilder,
+        emit: Callable[[HeldJob | Outcome], None],
+        failpoints: Failpoints,
+    ) -> None:
         self.engine = engine
+        self._failpoints = failpoints
         self._outcomes = outcomes
         self._emit = emit
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -108,8 +116,12 @@ class EngineLoop:
             self._jobs[claim.execution_id] = job
 
     def _step(self) -> None:
+        if not self.engine.has_work:
+            return
         try:
+            self._failpoints.reach(Point.BEFORE_STEP)
             finished = self.engine.step()
+            self._failpoints.reach(Point.AFTER_STEP)
         except Exception as error:
             self._failed_steps += 1
             logger.exception("step failed, %d in a row; its requests start over", self._failed_steps)

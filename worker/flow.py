@@ -24,6 +24,7 @@ from worker.claiming import Claimer
 from worker.connection import redis_errors
 from worker.engine_loop import Abort, EngineLoop, Stop
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
+from worker.failpoints import Failpoints, parse_faults
 from worker.fleet import WorkerRecord
 from worker.held import HeldJob, HeldJobs
 from worker.intake import Encode, Intake
@@ -69,6 +70,7 @@ class Flow:
         """`record.name` names the worker everywhere. Raises ServiceUnavailable when Redis does not answer."""
         self._settings = settings
         self._store = store
+        failpoints = Failpoints(parse_faults(settings.failpoints))
         self._record = record
         with redis_errors():
             self.worker = PagemillWorker(
@@ -83,15 +85,15 @@ class Flow:
             model.decode, model.bytes_per_block, model.peak_memory_bytes, time.monotonic
         )
         self._live = Live(job_queue, self._held, model.decode, self._cancel)
-        self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams)
-        self._loop = EngineLoop(model.engine, outcomes, self._persister.put)
+        self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams, failpoints)
+        self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints)
         self._intake = Intake(model.encode, model.names, outcomes, self._loop.send, self._persister.put)
         self._leases = Leases(job_queue, self._held, self._lose, self._cancel)
         self._beats = {
             "leases": Beat(self._beat_in_redis, settings.beat_seconds, "renew leases"),
             "presence": Beat(self._beat_in_sql, settings.beat_seconds, "beat in SQL"),
         }
-        self._claimer = Claimer(job_queue, store, self._held, settings.queues, self._intake.put, self._lose)
+        self._claimer = Claimer(job_queue, store, self._held, settings.queues, self._intake.put, self._lose, failpoints)
 
     def progress(self) -> WorkerProgress:
         """Return the state now; from any thread. Raises ServiceUnavailable when Redis is down."""

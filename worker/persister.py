@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from worker.errors import ServiceUnavailable, TryLater
+from worker.failpoints import Failpoints, Point
 from worker.fleet import WorkerCounters
 from worker.held import HeldJob, HeldJobs
 from worker.isolation import isolating
@@ -35,6 +36,7 @@ class Persister:
         held: HeldJobs,
         outcomes: OutcomeBuilder,
         before_acknowledging: Callable[[Sequence[Outcome]], None],
+        failpoints: Failpoints,
     ) -> None:
         """`before_acknowledging` sees outcomes that SQL has and nobody else knows of yet; it must not raise."""
         self._store = store
@@ -42,6 +44,7 @@ class Persister:
         self._held = held
         self._outcomes = outcomes
         self._before_acknowledging = before_acknowledging
+        self._failpoints = failpoints
         self._ends: queue.SimpleQueue[HeldJob | Outcome | None] = queue.SimpleQueue()
         self._uncommitted: list[Outcome] = []
         self._unacknowledged: list[Outcome] = []  # SQL has them
@@ -117,6 +120,9 @@ class Persister:
     def _commit(self) -> None:
         """Commit outcomes, and failures in the place of those that SQL refuses."""
         outcomes = tuple(self._uncommitted)
+        if not outcomes:
+            return
+        self._failpoints.reach(Point.BEFORE_COMMIT)
         fenced, faults = isolating(self._store.finish_attempts, outcomes)
         for fault in faults:
             logger.error("the result of job %s is refused", fault.item.claim.job_id, exc_info=fault.error)
@@ -124,6 +130,7 @@ class Persister:
         instead = {fault.item.claim.execution_id: broken_off(fault.item, fault.error) for fault in refused}
         if instead:
             fenced.append(self._store.finish_attempts(list(instead.values())))
+        self._failpoints.reach(Point.AFTER_COMMIT)
         self._uncommitted.clear()
         settled = [instead.get(outcome.claim.execution_id, outcome) for outcome in outcomes]
         self._sort_out(settled, frozenset().union(*fenced))
@@ -153,6 +160,7 @@ class Persister:
             logger.error("job %s cannot be acknowledged", fault.item.claim.job_id, exc_info=fault.error)
         cancelled = [outcome.claim.job_id for outcome in outcomes if outcome.state is AttemptState.CANCELLED]
         self._queue.forget_cancelling(cancelled)
+        self._failpoints.reach(Point.AFTER_ACKNOWLEDGE)
         self._unacknowledged.clear()
         self._count(outcomes)
         self._release(outcomes)

@@ -15,7 +15,7 @@ import transformers
 from transformers.utils.logging import disable_progress_bar
 
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.engine import Engine, Runner
 from engine.memory import peak_memory_bytes, spare_kv_bytes
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
 from engine.model_runner import ModelRunner
@@ -24,6 +24,8 @@ from worker import schema
 from worker.connection import connect
 from worker.database import open_database
 from worker.errors import ConfigurationError
+from worker.failing_runner import FailingRunner
+from worker.failpoints import Point, parse_faults
 from worker.fleet import WorkerRecord
 from worker.flow import Flow, ServedModel
 from worker.progress import Panel
@@ -65,7 +67,7 @@ def _build_flow(settings: Settings, connection: redis.Redis, store: JobStore) ->
     runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
     device, bytes_per_block = loaded.model.device, runner.cache.shape.bytes_per_block
     model = ServedModel(
-        engine=Engine(config, runner, loaded.identity, tokenizer.decode),
+        engine=Engine(config, _runner(settings, runner, tokenizer), loaded.identity, tokenizer.decode),
         encode=tokenizer.encode,
         decode=tokenizer.decode,
         names=frozenset({name, loaded.identity.name}),
@@ -88,6 +90,15 @@ def _build_flow(settings: Settings, connection: redis.Redis, store: JobStore) ->
         started_at=utc_now(),
     )
     return Flow(settings, connection, store, model, record)
+
+
+def _runner(settings: Settings, runner: ModelRunner, tokenizer: Tokenizer) -> Runner:
+    """Return the runner itself, save where failpoints ask for one that fails."""
+    faults = parse_faults(settings.failpoints)
+    if faults:
+        logger.warning("failpoints are set: this worker fails on purpose (%s)", settings.failpoints)
+    is_to_fail = any(fault.point is Point.IN_STEP for fault in faults)
+    return FailingRunner(runner, faults, tokenizer.decode) if is_to_fail else runner
 
 
 def _short_name(source: str) -> str:

@@ -20,6 +20,7 @@ from worker.settings_model import Settings
 PREFIX = "PAGEMILL_"
 CONFIG_VARIABLE = "PAGEMILL_CONFIG"  # names the TOML file
 DEFAULT_CONFIG_FILE = "pagemill.toml"  # read from the working directory when it is there
+DEFAULT = "default"  # the source of a value that nobody set
 FLAG = "flag --"  # how the source of a command-line value begins
 SECRET_FIELDS = ("redis_url", "database_url")  # each also has a ..._FILE variable
 OTHER_VARIABLES = frozenset(  # read by scripts/ and tests/, no settings
@@ -45,7 +46,7 @@ def resolve_settings(
     """
     environ = os.environ if environ is None else environ
     values: dict[str, object] = {}
-    sources = dict.fromkeys(Settings.model_fields, "default")
+    sources = dict.fromkeys(Settings.model_fields, DEFAULT)
     for name, value, source in _layers(flags or {}, environ):
         values[name], sources[name] = value, source
     try:
@@ -63,7 +64,7 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
 def _layers(flags: Mapping[str, object], environ: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
     """Yield (field, value, source), weakest source first."""
     if environ.get("XDG_DATA_HOME"):
-        yield "data_dir", Path(environ["XDG_DATA_HOME"]) / "pagemill", "default"
+        yield "data_dir", Path(environ["XDG_DATA_HOME"]) / "pagemill", DEFAULT
     yield from _read_file(environ.get(CONFIG_VARIABLE))
     yield from _read_environment(environ)
     for name, value in flags.items():

@@ -2,14 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+from worker.failpoints import parse_faults
 
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 DATABASE_SCHEMES = ("sqlite", "postgresql", "postgres", "sqlite+pysqlite", "postgresql+psycopg")
 QUEUE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) *(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
+HIDDEN: Any = {"hidden": True}  # of a setting that no help mentions
 _UNIT_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -53,6 +56,11 @@ def _is_power_of_two(value: int) -> int:
 
 def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
+
+
+def _are_faults(text: str) -> str:
+    parse_faults(text)
+    return text
 
 
 def _check_scheme(schemes: tuple[str, ...]) -> AfterValidator:
@@ -133,6 +141,12 @@ class Settings(BaseModel):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe message that is logged"
+    )
+    failpoints: Annotated[str, AfterValidator(_are_faults)] = Field(
+        default="",
+        max_length=4096,
+        description="faults on purpose, for tests: point=action, as in worker/failpoints.py",
+        json_schema_extra=HIDDEN,
     )
 
     @model_validator(mode="after")

@@ -9,8 +9,8 @@ from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json
 from worker.cli.tables import print_table
 from worker.connection import describe_url
-from worker.settings import resolve_settings
-from worker.settings_model import Settings
+from worker.settings import DEFAULT, resolve_settings
+from worker.settings_model import HIDDEN, Settings
 
 
 @click.group()
@@ -38,6 +38,7 @@ def show(as_json: bool, **flags: Any) -> None:
     rows = [
         (name, masked(getattr(resolved.settings, name)), resolved.sources[name], field.description)
         for name, field in Settings.model_fields.items()
+        if field.json_schema_extra is not HIDDEN or resolved.sources[name] != DEFAULT
     ]
     if as_json:
         print_json({name: {"value": value, "source": source} for name, value, source, _ in rows})

@@ -12,7 +12,7 @@ from worker.errors import ConfigurationError
 from worker.extras import require_extra
 from worker.progress import Panel
 from worker.settings import load_settings
-from worker.settings_model import Settings
+from worker.settings_model import HIDDEN, Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,6 +30,8 @@ VALUE_NAMES = {
 def settings_options(command: Callable[P, R]) -> Callable[P, R]:
     """Add a flag for every setting, described as the setting is."""
     for name, field in reversed(Settings.model_fields.items()):
+        if field.json_schema_extra is HIDDEN:
+            continue
         flag = name.replace("_", "-")
         if field.annotation is bool:
             option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=field.description)
