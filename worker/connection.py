@@ -4,28 +4,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool, UnixDomainSocketConnection, parse_url
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-)
+from redis.connection import ConnectionPool, UnixDomainSocketConnection
 from redis.retry import Retry
 
 from worker.embedded import EmbeddedServer
-from worker.errors import ConfigurationError, ServiceUnavailable, TryLater
+from worker.errors import ConfigurationError, ServiceUnavailable
+from worker.redis_url import describe_url, parse_redis_url
+from worker.server_errors import as_pagemill_error
 
 SOCKET_TIMEOUT_SECONDS = 5.0
 CONNECT_TIMEOUT_SECONDS = 2.0
-SCHEMES = ("redis", "rediss", "unix")
 
 
 class EmbeddedConnection(UnixDomainSocketConnection):
@@ -55,45 +46,30 @@ def connect(url: str | None, data_dir: Path) -> redis.Redis:
     """
     if url is None:
         return _connect_embedded(EmbeddedServer(data_dir))
-    return _open(_parse(url), describe_url(url))
-
-
-def describe_url(url: str) -> str:
-    """Return a URL without its user, password and query, for messages and logs."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        return "(malformed URL)"
-    if parts.scheme == "unix":
-        return f"unix://{parts.path}"
-    return f"{parts.scheme}://{host or 'localhost'}{f':{port}' if port else ''}{parts.path}"
+    return _open(parse_redis_url(url), describe_url(url))
 
 
 @contextmanager
 def redis_errors(address: str = "Redis") -> Iterator[None]:
-    """Turn redis-py's exceptions into one-line errors for a user: ServiceUnavailable, or TryLater for a full server."""
+    """Turn redis-py's exceptions into one-line errors for a user: TryLater for what passes by itself, such as a full
+    server, else ServiceUnavailable. What tells of a fault of ours, or of a key of another type, passes unchanged."""
     try:
         yield
-    except (AuthenticationError, AuthorizationError, NoPermissionError):
-        raise ServiceUnavailable(f"{address} refuses the user name or password, or the user may not do this") from None
-    except BusyLoadingError:
-        raise TryLater(f"{address} is loading its data; try again in a moment") from None
-    except OutOfMemoryError:
-        raise TryLater(f"{address} is full (maxmemory); try again when the workers have drained it") from None
-    except ReadOnlyError:
-        raise ServiceUnavailable(f"{address} is a read-only replica") from None
-    except redis.TimeoutError:
-        raise ServiceUnavailable(f"{address} does not answer in time") from None
-    except redis.ConnectionError as error:
-        raise ServiceUnavailable(f"cannot reach {address}: {_one_line(error)}") from None
-    except ResponseError as error:
-        message = str(error)
-        if message.startswith("NOAUTH"):
-            raise ServiceUnavailable(f"{address} asks for a password") from None
-        if message.startswith("MISCONF"):
-            raise TryLater(f"{address} cannot write to its disk and refuses changes") from None
-        raise
+    except redis.RedisError as error:
+        known = as_pagemill_error(error, address) or _as_outage(error, address)
+        if known is None:
+            raise
+        raise known from None
+
+
+def _as_outage(error: redis.RedisError, address: str) -> ServiceUnavailable | None:
+    if isinstance(error, redis.TimeoutError):
+        return ServiceUnavailable(f"{address} does not answer in time")
+    if isinstance(error, redis.ConnectionError):
+        return ServiceUnavailable(f"cannot reach {address}: {_one_line(error)}")
+    if isinstance(error, redis.InvalidResponse):
+        return ServiceUnavailable(f"{address} answers in another protocol than Redis's")
+    return None
 
 
 def _connect_embedded(server: EmbeddedServer) -> redis.Redis:
@@ -105,21 +81,6 @@ def _connect_embedded(server: EmbeddedServer) -> redis.Redis:
     except ServiceUnavailable:  # it was told to stop just now: there will be another
         server.ensure_running()
         return _open(options, address)
-
-
-def _parse(url: str) -> dict[str, Any]:
-    """Return redis-py's options of a URL; never shows the URL, which may hold a password."""
-    scheme = url.partition("://")[0]
-    if scheme not in SCHEMES or "://" not in url:
-        known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise ConfigurationError(f"redis_url: must begin with one of {known}")
-    try:
-        options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
-    except ValueError:
-        raise ConfigurationError(f"redis_url: {describe_url(url)} is malformed") from None
-    if scheme == "unix" and not options.get("path"):
-        raise ConfigurationError("redis_url: unix:// needs the path of a socket")
-    return options
 
 
 def _open(options: dict[str, Any], address: str) -> redis.Redis:

@@ -1,5 +1,6 @@
 """The Lua scripts of the queue protocol, loaded from `worker/lua` and bound to a connection."""
 
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -9,13 +10,16 @@ from redis.exceptions import ResponseError
 from rq.defaults import RQ_KEY_PREFIX
 
 from worker.connection import redis_errors
-from worker.errors import ConfigurationError
+from worker.errors import ConfigurationError, ServiceUnavailable
+from worker.server_errors import refused_script_line
 
 SCRIPT_NAMES = (
     *("claim", "recover", "extend", "acknowledge", "requeue", "sweep", "dead_letter"),
     *("cancel", "mark", "marked"),
 )
 INCLUDES = {"claim": ("taking",)}  # besides common.lua
+
+_CALL = re.compile(r"call\('([A-Z ]+)'")
 
 Argument = str | int | float | bytes
 
@@ -39,10 +43,27 @@ class QueueScripts:
         """Run a script with RQ's key prefix put before its arguments."""
         try:
             with redis_errors():
-                return self._scripts[name](args=[RQ_KEY_PREFIX, *arguments])
+                return self._run(name, arguments)
         except ResponseError as error:
             if "compiling script" in str(error):
                 raise ConfigurationError(
                     "redis_url: the server is too old; Redis 7.0 or Valkey 7.2 is needed"
                 ) from None
             raise
+
+    def _run(self, name: str, arguments: Sequence[Argument]) -> Any:
+        try:
+            return self._scripts[name](args=[RQ_KEY_PREFIX, *arguments])
+        except ResponseError as error:
+            line = refused_script_line(error)
+            if line is None:
+                raise
+            refused = f"{_command_at(name, line)} in the script {name}, or touch its key"
+            raise ServiceUnavailable(f"Redis does not let this user run {refused}; its ACL is too narrow") from None
+
+
+def _command_at(name: str, line: int) -> str:
+    """Return the command that a script calls in one of its lines."""
+    lines = load_script(name).split("\n")
+    called = _CALL.search(lines[line - 1]) if line <= len(lines) else None
+    return called[1] if called else "a command"

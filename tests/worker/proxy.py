@@ -1,5 +1,6 @@
 """A server in front of the queue that goes away, or loses replies, when told to."""
 
+import re
 import socket
 import socketserver
 import threading
@@ -8,6 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+_COMMAND_HEADER = re.compile(rb"\*\d+\r\n\$\d+\r\n")
+
 
 @dataclass
 class Proxy:
@@ -15,6 +18,8 @@ class Proxy:
 
     url: str
     is_cut: bool = False  # no connection goes through
+    refuse_with: bytes | None = None  # the error that every command gets instead of its answer
+    num_refused: int = 0
     lose_replies_to: list[bytes] = field(default_factory=list)  # each entry loses the reply to one command with it
     open_sockets: set[socket.socket] = field(default_factory=set)
 
@@ -36,6 +41,14 @@ class Proxy:
                 return True
         return False
 
+    def refusals_of(self, commands: bytes) -> bytes | None:
+        """Return an error for each of some whole commands, or None when they may pass."""
+        if self.refuse_with is None:
+            return None
+        number = len(_COMMAND_HEADER.findall(commands))
+        self.num_refused += number
+        return number * (self.refuse_with + b"\r\n")
+
 
 @contextmanager
 def proxying(target: str, path: Path) -> Iterator[Proxy]:
@@ -52,6 +65,9 @@ def proxying(target: str, path: Path) -> Iterator[Proxy]:
                 replies = threading.Thread(target=self.pass_replies, args=(server,), daemon=True)
                 replies.start()
                 while command := self.request.recv(1 << 20):
+                    if (refusals := proxy.refusals_of(command)) is not None:
+                        self.request.sendall(refusals)
+                        continue
                     if proxy.loses_reply_to(command):
                         self.is_losing = True
                     server.sendall(command)

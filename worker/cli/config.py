@@ -8,7 +8,9 @@ from pydantic import SecretStr
 from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json
 from worker.cli.tables import print_table
-from worker.connection import describe_url
+from worker.database import parse_database_url, place_of
+from worker.errors import ConfigurationError
+from worker.redis_url import MALFORMED, describe_url
 from worker.settings import DEFAULT, resolve_settings
 from worker.settings_model import HIDDEN, Settings
 
@@ -36,7 +38,7 @@ def show(as_json: bool, **flags: Any) -> None:
     """
     resolved = resolve_settings(flags)
     rows = [
-        (name, masked(getattr(resolved.settings, name)), resolved.sources[name], field.description)
+        (name, masked(name, getattr(resolved.settings, name)), resolved.sources[name], field.description)
         for name, field in Settings.model_fields.items()
         if field.json_schema_extra is not HIDDEN or resolved.sources[name] != DEFAULT
     ]
@@ -47,6 +49,14 @@ def show(as_json: bool, **flags: Any) -> None:
     print_table("Settings", ("setting", "value", "source", "meaning"), readable)
 
 
-def masked(value: object) -> object:
-    """Return a setting's value without user and password."""
-    return describe_url(value.get_secret_value()) if isinstance(value, SecretStr) else value
+def masked(name: str, value: object) -> object:
+    """Return a setting's value; of a URL, only where it leads."""
+    if not isinstance(value, SecretStr):
+        return value
+    url = value.get_secret_value()
+    if name != "database_url":
+        return describe_url(url)
+    try:
+        return place_of(parse_database_url(url))
+    except ConfigurationError:
+        return MALFORMED

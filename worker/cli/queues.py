@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import redis
 
-from worker.connection import connect, describe_url, redis_errors
+from worker.connection import connect, redis_errors
+from worker.redis_url import describe_url
 from worker.settings_model import Settings
 
 
