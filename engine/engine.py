@@ -1,5 +1,6 @@
 """The engine: requests in, finished requests out, one step at a time. Torch-free; the runner brings the model."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,16 +8,27 @@ from typing import Protocol
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
+from engine.quarantine import DeviceOutOfMemory, EngineBroken, Quarantine
 from engine.request import Request, RequestError, RequestFigures, SamplingParams
-from engine.scheduler import Scheduler, SchedulerOutput
+from engine.scheduler import Scheduler, SchedulerOutput, StepLimits
 from engine.stopping import Detokenize
+
+CALM_STEPS = 64  # without the device running out of memory, before steps may double again
+
+logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
     """What the engine needs of a model runner."""
 
     def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
-        """Return, by request id, the token of each share that samples, and the error of each that must end."""
+        """Return, by request id, the token of each share that samples, and the error of each that must end.
+
+        Raises DeviceOutOfMemory when the step is too large for the device.
+        """
+
+    def probe(self) -> None:
+        """Run a smallest step through a free block. Raises when the model fails on that too."""
 
     def scrub(self, block_ids: list[int]) -> None:
         """Make the content of blocks finite."""
@@ -62,6 +74,9 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self.scheduler = Scheduler(config, KVCacheManager(config, model.name, clock), clock, detokenize)
+        self._quarantine = Quarantine()
+        self._limits = self._widest = StepLimits(config.max_num_seqs, config.token_budget)
+        self._calm_steps = 0
         self._steps = 0
         self._computed_tokens = 0
         self._output_tokens = 0
@@ -93,24 +108,38 @@ class Engine:
 
     def abort(self, request_id: str) -> Request | None:
         """End a request as cancelled, its output so far kept; returns it, or None if it is not here (any more)."""
-        return self.scheduler.abort(request_id)
+        request = self.scheduler.abort(request_id)
+        self._review_suspects()
+        return request
 
     def step(self) -> list[Request]:
         """Schedule, run, sample, update. Returns the requests that finished.
 
-        When the model raises, no request is lost: all start over at the next step, and the error is passed on.
+        When the model raises, all start over at the next step. A step that is too large is made smaller; of others the
+        request to blame is found and ended (`engine.quarantine`). Raises EngineBroken when none is to blame; what was
+        running is then waiting.
         """
-        plan = self.scheduler.schedule()
+        apart = self._quarantine.current
+        plan = self.scheduler.schedule(self._limits, apart)
         self._preemptions += len(plan.preempted)
         if not plan.scheduled:
+            assert apart is None, "a group under suspicion has somebody who can go on"
             return []
         try:
             tokens = self._runner.run(plan)
+        except DeviceOutOfMemory as error:
+            return self._shrink(plan, error)
+        except Exception as error:
+            return self._isolate(plan, error)
         except BaseException:
-            touched = _blocks_of(share.request for share in plan.scheduled)
-            self.scheduler.restart()
-            self._runner.scrub(touched)
+            self._start_over(plan)
             raise
+        finished = self._account(plan, tokens)
+        self._relax()
+        return finished
+
+    def _account(self, plan: SchedulerOutput, tokens: Mapping[str, int | RequestError]) -> list[Request]:
+        """Take in what a step computed."""
         self._steps += 1
         self._computed_tokens += plan.num_tokens
         self._output_tokens += sum(not isinstance(token, RequestError) for token in tokens.values())
@@ -121,6 +150,61 @@ class Engine:
             # Those that somebody still holds are sound: whoever reads one that is not fails in the same step.
             self._runner.scrub([block_id for block_id in suspects if self.scheduler.cache.pool.is_free(block_id)])
         return finished
+
+    def _start_over(self, plan: SchedulerOutput) -> None:
+        touched = _blocks_of(share.request for share in plan.scheduled)
+        self.scheduler.restart()
+        self._runner.scrub(touched)
+
+    def _isolate(self, plan: SchedulerOutput, error: Exception) -> list[Request]:
+        """Suspect the requests of a step that failed, unless the model now fails on anything. Returns the culprit."""
+        logger.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)
+        try:
+            self._start_over(plan)
+            self._runner.probe()
+        except Exception as sticky:
+            raise EngineBroken(f"the model fails on any step: {sticky}") from error
+        culprit = self._quarantine.accuse(plan)
+        if culprit is not None:
+            self.scheduler.fail(culprit, RequestError("step_failed", "the model failed on it twice, at last alone"))
+        self._quarantine.review(self.scheduler.unfinished)
+        self._set_suspects_apart()
+        return [] if culprit is None else [culprit]
+
+    def _shrink(self, plan: SchedulerOutput, error: DeviceOutOfMemory) -> list[Request]:
+        """Halve what a step may hold. Returns the request that is too large even alone and in the smallest steps."""
+        smallest = self.config.block_size
+        logger.warning("%d tokens of %d requests: %s", plan.num_tokens, len(plan.scheduled), error)
+        self._start_over(plan)
+        self._calm_steps = 0
+        num_seqs = max(1, len(plan.scheduled) // 2)
+        self._limits = StepLimits(num_seqs, max(smallest, num_seqs, plan.num_tokens // 2))
+        if len(plan.scheduled) > 1 or plan.num_tokens > smallest:
+            return []
+        request = plan.scheduled[0].request
+        self.scheduler.fail(request, RequestError("out_of_memory", "the device has no memory for it, even alone"))
+        self._review_suspects()
+        return [request]
+
+    def _relax(self) -> None:
+        """After a step that went well: clear suspects, and let steps grow again."""
+        self._review_suspects()
+        self._calm_steps += 1
+        if self._calm_steps >= CALM_STEPS and self._limits != self._widest:
+            self._calm_steps = 0
+            self._limits = StepLimits(
+                min(2 * self._limits.num_seqs, self._widest.num_seqs),
+                min(2 * self._limits.num_tokens, self._widest.num_tokens),
+            )
+
+    def _review_suspects(self) -> None:
+        if self._quarantine.review(self.scheduler.unfinished):
+            self._set_suspects_apart()
+
+    def _set_suspects_apart(self) -> None:
+        group = self._quarantine.current
+        if group is not None:
+            self.scheduler.set_apart(group)
 
     def status(self) -> EngineStatus:
         pool = self.scheduler.cache.pool

@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping
 
+import torch
+
 from engine.kv_cache import KVCache
 from engine.memory import keep_freed_memory
 from engine.paged_model import PagedModel
-from engine.request import RequestError
+from engine.quarantine import DeviceOutOfMemory
+from engine.request import Request, RequestError, RequestFigures, SamplingParams
 from engine.sampler import sample
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import ScheduledRequest, SchedulerOutput
+
+CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"  # how torch's message for it begins, in a plain RuntimeError
 
 
 class ModelRunner:
@@ -24,7 +29,38 @@ class ModelRunner:
 
         A chunk that does not sample is checked too, by its last token, which attends to all before it: were the request
         preempted or aborted in between, its blocks would go back to the pool with what is not finite in them.
+
+        Raises DeviceOutOfMemory.
         """
+        try:
+            return self._run(plan)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            if self.model.device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise DeviceOutOfMemory(str(error)) from error
+        except RuntimeError as error:
+            if CPU_OUT_OF_MEMORY in str(error):
+                raise DeviceOutOfMemory(str(error)) from error
+            raise
+
+    def probe(self) -> None:
+        """Run one token through block 0, which must be free. Raises whatever the model raises on it."""
+        request = Request(
+            request_id="probe",
+            tenant="",
+            token_ids=[0],
+            num_prompt_tokens=1,
+            params=SamplingParams(max_tokens=1),
+            stop_ids=frozenset(),
+            figures=RequestFigures(arrived_at=0.0),
+            block_ids=[0],
+        )
+        token = self._run(SchedulerOutput((ScheduledRequest(request, 0, 1),), 1, ()))[request.request_id]
+        self.scrub([0])
+        if isinstance(token, RequestError):
+            raise token
+
+    def _run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
         logits = self.model.forward(self.model.build_input(plan, self.cache))
         tokens = sample(logits, [share.request for share in plan.scheduled])
         return {

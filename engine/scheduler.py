@@ -1,13 +1,16 @@
 """The scheduler: each step, which requests compute how many tokens. Known tokens catch up; nothing else decides."""
 
+import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.request import FinishReason, Request, RequestError, RequestState
 from engine.stopping import Detokenize, finish_reason
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,14 @@ class ScheduledRequest:
     def samples(self) -> bool:
         """Whether the step reaches the newest known token, whose logits give the next one."""
         return self.num_computed_tokens + self.num_scheduled_tokens == self.request.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The most that one step may hold."""
+
+    num_seqs: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +107,14 @@ class Scheduler:
             self._finish(request, FinishReason.CANCELLED)
         return request
 
-    def schedule(self) -> SchedulerOutput:
-        """Plan a step: allocate its blocks, preempting where they run out, and admit what fits.
+    def schedule(self, limits: StepLimits, only: Container[str] | None = None) -> SchedulerOutput:
+        """Plan a step: allocate its blocks, preempting where they run out, and admit what fits, of `only` if given.
 
         The plan must be run next, and `update` called with its tokens: blocks are offered to the prefix cache here.
         """
-        scheduled, preempted, budget = self._schedule_running(self._config.token_budget)
+        scheduled, preempted, budget = self._schedule_running(limits.num_tokens)
         if not preempted:
-            self._admit_waiting(scheduled, budget)
+            self._admit_waiting(scheduled, budget, limits.num_seqs, only)
         num_tokens = sum(share.num_scheduled_tokens for share in scheduled)
         return SchedulerOutput(tuple(scheduled), num_tokens, tuple(preempted))
 
@@ -120,10 +131,14 @@ class Scheduler:
             budget -= self._take(request, count, scheduled)
         return scheduled, preempted, budget
 
-    def _admit_waiting(self, scheduled: list[ScheduledRequest], budget: int) -> None:
-        while budget > 0 and len(self._running) < self._config.max_num_seqs and self._num_waiting:
+    def _admit_waiting(
+        self, scheduled: list[ScheduledRequest], budget: int, num_seqs: int, only: Container[str] | None
+    ) -> None:
+        while budget > 0 and len(self._running) < num_seqs and self._num_waiting:
             request = self._waiting[0]
             if request.state is RequestState.WAITING:
+                if only is not None and request.request_id not in only:
+                    return
                 if not self.cache.admit(request):
                     return
                 count = min(request.num_tokens - request.num_computed_tokens, budget)
@@ -185,7 +200,14 @@ class Scheduler:
                 continue
             request.token_ids.append(token)
             request.figures.token_times.append(now)
-            reason = finish_reason(request, self._config.max_model_len, self._detokenize)
+            try:
+                reason = finish_reason(request, self._config.max_model_len, self._detokenize)
+            except Exception as error:  # a bug of the detokenizer: this request's end, nobody else's
+                logger.exception("the output of request %s cannot be detokenized", request.request_id)
+                message = f"the detokenizer raised {type(error).__name__}; the log has the details"
+                self.fail(request, RequestError("internal_error", message))
+                finished.append(request)
+                continue
             if reason is not None:
                 self._finish(request, reason)
                 finished.append(request)
@@ -203,9 +225,19 @@ class Scheduler:
 
     def restart(self) -> None:
         """After a step that failed: no block's content can be trusted, so all running requests start over."""
+        self._preempt_all()
+        self.cache.pool.forget_all()
+
+    def set_apart(self, request_ids: Container[str]) -> None:
+        """Preempt all running requests and put those of `request_ids` first in line, otherwise in their order."""
+        self._preempt_all()
+        ahead = [request for request in self._waiting if request.request_id in request_ids]
+        behind = [request for request in self._waiting if request.request_id not in request_ids]
+        self._waiting = deque([*ahead, *behind])
+
+    def _preempt_all(self) -> None:
         while self._running:
             self._preempt_newest()
-        self.cache.pool.forget_all()
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.state is RequestState.RUNNING:

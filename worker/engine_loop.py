@@ -14,8 +14,6 @@ from worker.jobs import PromptJob
 from worker.outcomes import OutcomeBuilder
 from worker.records import Outcome
 
-MAX_FAILED_STEPS = 3  # in a row, before the engine is given up
-
 logger = logging.getLogger(__name__)
 
 
@@ -42,7 +40,7 @@ Command = Add | Abort | Stop
 
 
 class EngineStepFailed(Exception):
-    """The model failed several steps in a row."""
+    """The engine cannot go on in this process."""
 
 
 class EngineLoop:
@@ -65,7 +63,6 @@ class EngineLoop:
         self._emit = emit
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._jobs: dict[str, HeldJob] = {}  # by execution id
-        self._failed_steps = 0
 
     def send(self, command: Command) -> None:
         """Hand the loop a command; returns at once. From any thread."""
@@ -74,7 +71,7 @@ class EngineLoop:
     def run(self) -> None:
         """Step while there is work and wait for commands while there is none, until Stop.
 
-        Raises EngineStepFailed when `MAX_FAILED_STEPS` steps in a row raise; what was running is then still held.
+        Raises EngineStepFailed when the engine cannot go on; what was running is then still held.
         """
         while True:
             idle = not self.engine.has_work
@@ -123,21 +120,9 @@ class EngineLoop:
             finished = self.engine.step()
             self._failpoints.reach(Point.AFTER_STEP)
         except Exception as error:
-            self._failed_steps += 1
-            logger.exception("step failed, %d in a row; its requests start over", self._failed_steps)
-            self._finish_stranded()
-            if self._failed_steps >= MAX_FAILED_STEPS:
-                raise EngineStepFailed(f"{self._failed_steps} steps in a row failed: {error}") from error
-            return
-        self._failed_steps = 0
+            raise EngineStepFailed(str(error)) from error
         for request in finished:
             self._finish(request)
-
-    def _finish_stranded(self) -> None:
-        """Finish what the step that failed had finished by then, but could not return."""
-        for job in list(self._jobs.values()):
-            if job.request is not None and job.request.finish_reason is not None:
-                self._finish(job.request)
 
     def _finish(self, request: Request) -> None:
         self._emit(self._jobs.pop(request.request_id))

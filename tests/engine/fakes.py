@@ -47,6 +47,8 @@ class FakeRunner:
     plans: list[SchedulerOutput] = field(default_factory=list)
     scrubbed: list[int] = field(default_factory=list)
     num_failures: int = 0  # steps to come that raise
+    fails_on: Callable[[SchedulerOutput], Exception | None] = lambda plan: None  # what a step raises
+    probe_fails: bool = False
     on_run: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -60,6 +62,8 @@ class FakeRunner:
             if self.num_failures:  # after some of the step was written
                 self.num_failures -= 1
                 raise FakeDeviceError
+        if (error := self.fails_on(plan)) is not None:
+            raise error
         results: dict[str, int | RequestError] = {}
         for share in plan.scheduled:
             read = self._read(share)
@@ -69,6 +73,10 @@ class FakeRunner:
                 stop = share.num_computed_tokens + share.num_scheduled_tokens
                 results[share.request.request_id] = next_token([token for token in read if token is not None][:stop])
         return results
+
+    def probe(self) -> None:
+        if self.probe_fails:
+            raise FakeDeviceError
 
     def scrub(self, block_ids: list[int]) -> None:
         self.scrubbed += block_ids

@@ -8,6 +8,7 @@ import torch
 from engine.engine import Engine
 from engine.kv_cache import KVCache, KVShape
 from engine.model_loader import LoadedModel
+from engine.paged_model import ModelInput
 from engine.request import FinishReason, SamplingParams
 from tests.engine.tiny_models import SERVED, load, make_engine, outputs_of, random_model, run
 
@@ -119,3 +120,50 @@ def test_scrub_cleans_its_blocks_only() -> None:
 def test_dtype_of_the_cache_is_the_models(tmp_path: Path) -> None:
     model = random_model(SERVED["llama"]()).to(torch.bfloat16)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
     assert load(model, tmp_path).model.kv_shape(16).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_step_without_memory_is_made_smaller(
+    loaded: LoadedModel, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    forward, sizes = loaded.model.forward, []
+
+    def small_steps_only(model_input: ModelInput) -> torch.Tensor:
+        sizes.append(model_input.input_ids.shape[1])
+        if sizes[-1] > NUM_TOKENS:
+            raise error
+        return forward(model_input)
+
+    monkeypatch.setattr(loaded.model, "forward", small_steps_only)
+    engine = make_engine(loaded, block_size=8)
+    requests = [engine.add(str(index), prompt, PARAMS) for index, prompt in enumerate(PROMPTS)]
+    step_all(engine)
+    assert outputs_of(requests) == expected
+    assert max(sizes) > NUM_TOKENS
+
+
+def test_prompt_on_which_the_model_raises_ends_alone(
+    loaded: LoadedModel, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = loaded.model.forward
+
+    def fragile(model_input: ModelInput) -> torch.Tensor:
+        if (model_input.input_ids == NAN_TOKEN).any():
+            raise RuntimeError("shape mismatch")
+        return forward(model_input)
+
+    monkeypatch.setattr(loaded.model, "forward", fragile)
+    engine = make_engine(loaded)
+    requests = [engine.add(str(index), prompt, PARAMS) for index, prompt in enumerate(PROMPTS)]
+    bad = engine.add("bad", [4, NAN_TOKEN, 5], PARAMS)
+    step_all(engine)
+    assert bad.error is not None
+    assert bad.error.code == "step_failed"
+    assert outputs_of(requests) == expected

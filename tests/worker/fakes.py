@@ -86,6 +86,11 @@ class ScriptedRunner:
                 tokens[request.request_id] = self._next(prompt, request.num_output_tokens)
         return tokens
 
+    def probe(self) -> None:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise ScriptError("the device is on fire")
+
     def scrub(self, block_ids: list[int]) -> None:
         pass
 

@@ -23,7 +23,6 @@ from tests.worker.fakes import (
     running,
 )
 from worker.client import ends, submit
-from worker.held import HeldJob
 from worker.jobs import PromptJob
 from worker.records import AttemptState, JobState
 from worker.store import JobStore
@@ -201,31 +200,27 @@ def test_bug_in_the_detokenizer_fails_one_job(connection: redis.Redis, sqlite_st
     assert sqlite_store.states([good]) == {good: JobState.DONE}
 
 
-def test_bug_in_the_detokenizer_within_a_step_strands_no_job(connection: redis.Redis, sqlite_store: JobStore) -> None:
-    """Stop strings make the engine detokenize: the step in which it does may have finished other requests by then."""
-    failures = [ScriptError("once")]
+def test_bug_in_the_detokenizer_within_a_step_ends_its_own_job(connection: redis.Redis, sqlite_store: JobStore) -> None:
+    """Stop strings make the engine detokenize within the step, which others share."""
 
     def fragile(token_ids: Sequence[int]) -> str:
         text = decode(token_ids)
-        if failures and "bad" in text and any(has_finished(job) for job in flow._held.unfinished()):
-            raise failures.pop()
+        if "bad" in text:
+            raise ScriptError("secret")
         return text
 
     jobs: list[dict[str, Any]] = [{"prompt": "abc"}, {"prompt": "bad " * 10, "stop": ["never said"]}, {"prompt": "xyz"}]
-    ids = submit(connection, jobs)
-    runner = ScriptedRunner()
-    runner.may_step.clear()
-    flow = make_flow(connection, sqlite_store, runner, decode=fragile)
-    with running(flow, burst=True) as worker:
-        eventually(lambda: len(flow._held) == 3 and all(job.prompt for job in flow._held.all()))
-        runner.may_step.set()
-        worker.wait()
-    assert set(sqlite_store.states(ids).values()) == {JobState.DONE}
-    assert not failures
-
-
-def has_finished(job: HeldJob) -> bool:
-    return job.request is not None and job.request.finish_reason is not None
+    first, bad, last = submit(connection, jobs)
+    make_flow(connection, sqlite_store, decode=fragile).run(burst=True)
+    assert sqlite_store.states([first, bad, last]) == {
+        first: JobState.DONE,
+        bad: JobState.FAILED,
+        last: JobState.DONE,
+    }
+    detail = sqlite_store.job(bad)
+    assert detail is not None
+    assert detail.error_code == "internal_error"
+    assert "secret" not in str(detail.error_message)
 
 
 def test_output_is_cut_before_a_stop_string(connection: redis.Redis, sqlite_store: JobStore) -> None:
