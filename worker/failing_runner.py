@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from engine.model_runner import ModelRunner
+from engine.quarantine import DeviceOutOfMemory
 from engine.request import Request, RequestError
 from engine.scheduler import SchedulerOutput
 from engine.stopping import Detokenize
@@ -28,6 +29,11 @@ class FailingRunner:
         self._failpoints.reach(Point.IN_STEP, frozenset().union(*self._markers.values()))
         return self._runner.run(plan)
 
+    def probe(self) -> None:
+        """Fail as a step would in which no prompt has a marker."""
+        self._failpoints.reach(Point.IN_STEP)
+        self._runner.probe()
+
     def scrub(self, block_ids: list[int]) -> None:
         self._runner.scrub(block_ids)
 
@@ -39,7 +45,7 @@ class FailingRunner:
         return frozenset(marker for marker in wanted if marker in prompt)
 
     def _run_out_of_memory(self) -> None:
-        raise torch.OutOfMemoryError("failpoint in_step: the device is out of memory")
+        raise DeviceOutOfMemory("failpoint in_step: the device is out of memory")
 
     def _write_nan(self) -> None:
         """Spoil the KV of the newest computed token of each marked request, as faulty memory would."""

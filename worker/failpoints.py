@@ -37,7 +37,7 @@ class Point(StrEnum):
     AFTER_CLAIM = "after_claim"  # Redis has the lease; nobody else knows
     BEFORE_BEGIN = "before_begin"  # about to write the attempts to SQL
     BEFORE_STEP = "before_step"
-    IN_STEP = "in_step"  # within the model, requests and all; takes a marker
+    IN_STEP = "in_step"  # within the model, requests and all; takes a marker. The probe after a failure reaches it too
     AFTER_STEP = "after_step"
     BEFORE_COMMIT = "before_commit"  # generated; SQL does not know
     AFTER_COMMIT = "after_commit"  # SQL knows; Redis does not
@@ -53,7 +53,7 @@ class Action(StrEnum):
     UNAVAILABLE = "unavailable"  # ServiceUnavailable, as if the service were down
     SLEEP = "sleep"  # sleep:SECONDS
     HANG = "hang"  # for ever
-    OOM = "oom"  # torch.OutOfMemoryError; in_step only
+    OOM = "oom"  # DeviceOutOfMemory, as for a step that is too large; in_step only
     NAN = "nan"  # NaN in the KV cache of the marked requests; in_step only
 
 

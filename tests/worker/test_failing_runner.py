@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 
 import pytest
-import torch
 import transformers
 
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
+from engine.quarantine import EngineBroken
 from engine.request import FinishReason, Request, SamplingParams
 from tests.engine.tiny_models import CONTEXT, SIZES, load, random_model
 from tests.torch_threads import one_thread  # noqa: F401
 from worker.failing_runner import FailingRunner
-from worker.failpoints import FailpointReached, parse_faults
+from worker.failpoints import parse_faults
 
 PROMPTS = ("the good one", "the bad one", "another good one")
 
@@ -58,19 +58,18 @@ def test_nan_ends_its_own_request_only(loaded: LoadedModel) -> None:
 
 
 def test_marker_finds_the_steps_with_its_prompt(loaded: LoadedModel) -> None:
-    engine = make_engine(loaded, "in_step(bad)=raise")
-    good, bad, _ = add_all(engine)
-    with pytest.raises(FailpointReached):
-        engine.step()
-    engine.abort(bad.request_id)
-    while engine.has_work:
-        engine.step()
-    assert good.num_output_tokens == 12
+    good, bad, other = run(make_engine(loaded, "in_step(bad)=raise"))
+    assert bad.error is not None
+    assert bad.error.code == "step_failed"
+    assert (good.num_output_tokens, other.num_output_tokens) == (12, 12)
 
 
-def test_out_of_memory_is_torchs_own(loaded: LoadedModel) -> None:
-    engine = make_engine(loaded, "in_step=oom@2")
-    add_all(engine)
-    engine.step()
-    with pytest.raises(torch.OutOfMemoryError):
-        engine.step()
+def test_fault_without_an_end_breaks_the_engine(loaded: LoadedModel) -> None:
+    engine = make_engine(loaded, "in_step=raise@3-")
+    with pytest.raises(EngineBroken):
+        run(engine)
+
+
+def test_out_of_memory_costs_nobody_anything(loaded: LoadedModel) -> None:
+    sound = run(make_engine(loaded, ""))
+    assert [r.token_ids for r in run(make_engine(loaded, "in_step=oom@2-3"))] == [r.token_ids for r in sound]
