@@ -22,6 +22,7 @@ from engine.stopping import Detokenize
 from worker.beats import Beat, Leases
 from worker.claiming import Claimer
 from worker.connection import redis_errors
+from worker.delayed import DelayedJobs
 from worker.engine_loop import Abort, EngineLoop, Stop
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
 from worker.failpoints import Failpoints, parse_faults
@@ -93,6 +94,7 @@ class Flow:
             "leases": Beat(self._beat_in_redis, settings.beat_seconds, "renew leases"),
             "presence": Beat(self._beat_in_sql, settings.beat_seconds, "beat in SQL"),
         }
+        self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
         self._claimer = Claimer(job_queue, store, self._held, settings.queues, self._intake.put, self._lose, failpoints)
 
     def progress(self) -> WorkerProgress:
@@ -111,7 +113,8 @@ class Flow:
         )
 
     def run(self, *, burst: bool) -> None:
-        """Drain the queues until the worker is told to stop, or in a burst until they are empty.
+        """Drain the queues until the worker is told to stop, or in a burst until they are empty, and no job is delayed
+        by less than the longest back-off.
 
         Raises ServiceUnavailable or TryLater when a service is down at the start, and TryLater when a part of the
         worker failed; whatever ends it, what was held has been handed back then, services permitting.
@@ -137,7 +140,7 @@ class Flow:
         threads = {name: ServiceThread(name, target, self._failure) for name, target in targets.items()}
         for thread in threads.values():
             thread.start()
-        drain = Drain(self._claimer, self._held, self._failure, self._settings.sweep_seconds)
+        drain = Drain(self._claimer, self._delayed, self._held, self._failure, self._settings.sweep_seconds)
         try:
             self.worker.drain_queues(drain, burst=burst)
             self._hand_back_unrecorded()

@@ -20,7 +20,7 @@ from uuid import uuid4
 import redis
 from rq import Queue
 from rq.job import Job
-from rq.rate_limit import release_slot
+from rq.rate_limit import RateLimitRegistry, release_slot
 from rq.serializers import JSONSerializer
 
 from worker.connection import redis_errors
@@ -30,7 +30,7 @@ from worker.queue_records import Fields, RecordError, raw_json, read_date, read_
 from worker.records import AttemptState, Claim, DeadRecord
 
 DEFAULT_RESULT_TTL_SECONDS = 86_400
-SWEEP_LIMIT = 1_000  # leases per call: bounds the time that a script holds the server
+SWEEP_LIMIT = 1_000  # leases, or due jobs, per call: bounds the time that a script holds the server
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,14 @@ class Acknowledgement:
     state: AttemptState
     return_value: dict[str, Any] | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DueJobs:
+    """The delayed jobs that went to their queues, and in how many seconds the next one is due (None: no other one)."""
+
+    moved: tuple[str, ...]
+    next_in_seconds: float | None
 
 
 class JobQueue(QueueAccess):
@@ -123,6 +131,16 @@ class JobQueue(QueueAccess):
         """Put jobs whose leases ran out, of whatever worker, back at the heads of their queues; at most `SWEEP_LIMIT`
         per call. Returns their ids."""
         return tuple(job_id.decode() for job_id in self._scripts.call("sweep", [SWEEP_LIMIT, *queues]))
+
+    def enqueue_due(self, queues: Iterable[str]) -> DueJobs:
+        """Move delayed jobs that are due to their queues, whoever delayed them; at most `SWEEP_LIMIT` per call. RQ's
+        own scheduler may do the same at the same time."""
+        seconds, limits, moved = self._scripts.call("enqueue_due", [SWEEP_LIMIT, *queues])
+        with redis_errors():
+            for key in set(limits):
+                limit = RateLimitRegistry(key.decode(), self.connection)
+                limit.acquire_and_enqueue(limit.concurrency)
+        return DueJobs(tuple(job_id.decode() for job_id in moved), float(seconds) if seconds else None)
 
     def dead_letter(self, records: Iterable[DeadRecord]) -> int:
         """Move this worker's dead records to RQ's failed registry and, raw, to the list `pagemill:dead:<queue>`.

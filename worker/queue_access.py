@@ -47,6 +47,7 @@ class QueueCounts:
 
     waiting: int
     running: int
+    delayed: int
     finished: int
     failed: int
     canceled: int
@@ -77,7 +78,7 @@ class QueueAccess:
         self._scripts = QueueScripts(connection)
 
     def cancel(self, job_id: str) -> Cancellation:
-        """Cancel the job of exactly this id: at once where it waits, through its worker where it runs."""
+        """Cancel the job of exactly this id: at once where it waits or is delayed, through its worker where it runs."""
         reply = self._scripts.call("cancel", [job_id, CANCEL_REQUEST_SECONDS, FAILURE_TTL_SECONDS])
         outcome, status = (part.decode() for part in reply)
         if outcome == "elsewhere":
@@ -85,7 +86,7 @@ class QueueAccess:
         return Cancellation(CancelOutcome(outcome), status or None)
 
     def _cancel_through_rq(self, job_id: str, status: str) -> Cancellation:
-        """Cancel a deferred, scheduled or rate-limited job, which only RQ knows where to find."""
+        """Cancel a deferred or rate-limited job, which only RQ knows where to find."""
         try:
             with redis_errors():
                 Job.fetch(job_id, connection=self.connection, serializer=JSONSerializer).cancel()
@@ -102,16 +103,16 @@ class QueueAccess:
             return dict(zip(names, pipeline.execute(), strict=True))
 
     def counts(self, queues: Iterable[str]) -> dict[str, QueueCounts]:
-        """Return how many jobs of each queue are waiting, running and in the registries of ended jobs."""
+        """Return how many jobs of each queue are waiting, running, delayed and in the registries of ended jobs."""
         names = list(queues)
         with redis_errors(), self.connection.pipeline(transaction=False) as pipeline:
             for name in names:
                 pipeline.llen(f"{RQ_KEY_PREFIX}:queue:{name}")
-                for registry in ("wip", "finished", "failed", "canceled"):
+                for registry in ("wip", "scheduled", "finished", "failed", "canceled"):
                     pipeline.zcard(f"{RQ_KEY_PREFIX}:{registry}:{name}")
                 pipeline.llen(f"pagemill:dead:{name}")
             numbers = pipeline.execute()
-        return {name: QueueCounts(*numbers[6 * place : 6 * place + 6]) for place, name in enumerate(names)}
+        return {name: QueueCounts(*numbers[7 * place : 7 * place + 7]) for place, name in enumerate(names)}
 
     def watch(self, job_id: str, ttl_seconds: float) -> None:
         """Ask the job's worker to publish its tokens for the next `ttl_seconds`."""

@@ -19,6 +19,7 @@ from rq.worker_registration import clean_worker_registry, register
 
 from worker.claiming import Claimer
 from worker.connection import redis_errors
+from worker.delayed import DelayedJobs
 from worker.errors import ServiceUnavailable, TryLater
 from worker.held import HeldJobs
 from worker.threads import Failure, Flag
@@ -37,6 +38,7 @@ class Drain:
     """What a worker drains its queues with."""
 
     claimer: Claimer
+    delayed: DelayedJobs
     held: HeldJobs
     failure: Failure
     sweep_seconds: float
@@ -102,7 +104,8 @@ class PagemillWorker(Worker):
             pipeline.execute()
 
     def drain_queues(self, drain: Drain, *, burst: bool) -> None:
-        """Claim until told to stop or until a thread died, or in a burst until nothing waits and nothing is held."""
+        """Claim until told to stop or until a thread died, or in a burst until nothing waits, nothing is held and
+        no delayed job is due in reach."""
         next_sweep = time.monotonic()
         is_down = False
         while not self.stopping.is_set() and drain.failure.error is None:
@@ -110,10 +113,12 @@ class PagemillWorker(Worker):
             if time.monotonic() >= next_sweep:
                 self._try_chore("sweep", drain.claimer.sweep)
                 next_sweep = time.monotonic() + drain.sweep_seconds
+            self._try_chore("enqueueing delayed jobs", drain.delayed.enqueue_due)
             if self.should_run_maintenance_tasks:
                 self._try_chore("maintenance", self.run_maintenance_tasks)
             try:
                 num_taken = drain.claimer.claim()
+                is_over = burst and was_empty and not num_taken and not drain.delayed.in_reach()
             except (ServiceUnavailable, TryLater) as error:
                 if not is_down:
                     logger.warning("claims stop: %s", error)
@@ -124,7 +129,7 @@ class PagemillWorker(Worker):
                 logger.warning("claims go on")
             is_down = False
             self._show(WorkerStatus.BUSY if len(drain.held) else WorkerStatus.IDLE)
-            if burst and was_empty and not num_taken:
+            if is_over:
                 return
             if not num_taken:
                 drain.held.wait_for_change(IDLE_POLL_SECONDS)

@@ -136,6 +136,16 @@ class Settings(BaseModel):
     sweep_seconds: float = Field(
         default=5.0, gt=0.0, le=3600.0, allow_inf_nan=False, description="time between two searches for lapsed leases"
     )
+    retry_base_seconds: float = Field(
+        default=1.0, gt=0.0, le=3600.0, allow_inf_nan=False, description="longest back-off before the first retry"
+    )
+    retry_cap_seconds: float = Field(
+        default=300.0,
+        gt=0.0,
+        le=86_400.0,
+        allow_inf_nan=False,
+        description="longest back-off before any retry: it doubles with each",
+    )
     result_ttl_seconds: int = Field(
         default=86_400, ge=1, le=31_536_000, description="time a result stays in Redis; SQL keeps it"
     )
@@ -154,6 +164,15 @@ class Settings(BaseModel):
         if self.lease_seconds < 2 * self.beat_seconds:
             raise ValueError(
                 f"lease_seconds {self.lease_seconds:g} must be at least twice beat_seconds {self.beat_seconds:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _back_off_grows(self) -> Self:
+        if self.retry_cap_seconds < self.retry_base_seconds:
+            raise ValueError(
+                f"retry_cap_seconds {self.retry_cap_seconds:g} must be at least "
+                f"retry_base_seconds {self.retry_base_seconds:g}"
             )
         return self
 

@@ -28,17 +28,18 @@ from worker.store import JobStore
 SILENT_BEATS = 3  # heartbeats that a running worker may miss before it is shown as silent
 WORKER_HOURS = 24  # how long a worker that stopped or fell silent is shown
 
-QUEUE_COLUMNS = ("queue", "waiting", "running", "done", "failed", "cancelled", "dead")
+QUEUE_COLUMNS = ("queue", "waiting", "running", "delayed", "done", "failed", "cancelled", "dead")
 WORKER_COLUMNS = ("worker", "state", "model", "device", "jobs done", "failed", "output tokens", "last heard of")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """One queue: waiting and running are Redis's, the rest is SQL's."""
+    """One queue: waiting, running and delayed are Redis's, the rest is SQL's."""
 
     queue: str
     waiting: int
     running: int
+    delayed: int  # until their time comes, or a back-off is over
     done: int
     failed: int
     cancelled: int
@@ -125,6 +126,7 @@ def take_snapshot(settings: Settings, access: QueueAccess, store: JobStore, batc
             queue=name,
             waiting=counts.waiting,
             running=counts.running,
+            delayed=counts.delayed,
             done=ended.get((name, JobState.DONE), 0),
             failed=ended.get((name, JobState.FAILED), 0),
             cancelled=ended.get((name, JobState.CANCELLED), 0),

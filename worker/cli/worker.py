@@ -54,7 +54,7 @@ def start_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
 
 
 @click.command()
-@click.option("--burst", is_flag=True, help="End when the queues are empty and all held jobs have ended.")
+@click.option("--burst", is_flag=True, help="End when all is done: nothing waits, is held or backs off.")
 @settings_options
 def worker(burst: bool, **flags: Any) -> None:
     """Run a worker: claim jobs, run many of them at once, write their results to SQL.

@@ -17,10 +17,14 @@ if leased or status == 'started' then
     call('ZADD', 'pagemill:cancelling', NOW_US / 1000000 + request_seconds, job_id)
     return {'cancelling', status}
 end
+local queue = fields[2] or ''
+if status == 'scheduled' and call('ZREM', scheduled_key(queue), job_id) == 1 then
+    end_job(queue, job_id, 'canceled', 'canceled', read_ttl(fields[5], default_ttl))
+    return {'cancelled_waiting', status}
+end
 if status ~= 'queued' and status ~= 'created' and status ~= '' then
     return {'elsewhere', status}
 end
-local queue = fields[2] or ''
 call('LREM', queue_key(queue), 0, job_id)
 end_job(queue, job_id, 'canceled', 'canceled', read_ttl(fields[5], default_ttl))
 return {'cancelled_waiting', status}

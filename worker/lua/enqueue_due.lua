@@ -1,0 +1,58 @@
+#!lua flags=allow-oom
+-- Move the delayed jobs that are due to their queues. Arguments: prefix, limit, queue...
+-- Reply: {seconds until the next one is due ('' where none is delayed), {rate limit to fill...}, {job id moved...}}.
+-- A job with a rate limit of RQ's waits for its slot first, which is RQ's to give.
+
+local left = tonumber(ARGV[2])
+local moved, limits = {}, {}
+local DELAYED_NO_MORE = {finished = true, failed = true, canceled = true, stopped = true, queued = true, started = true}
+
+local function wait_for_slot(job, job_id, limit, concurrency)
+    call('SADD', PREFIX .. ':rl-keys', limit)
+    call('HSET', PREFIX .. ':rl:' .. limit, 'concurrency', concurrency)
+    call('HSET', job, 'status', 'rate_limited')
+    call('ZADD', PREFIX .. ':rl:' .. limit .. ':rate_limited', NOW, job_id)
+    limits[#limits + 1] = limit
+end
+
+local function move(queue, job_id)
+    local job = job_key(job_id)
+    local kind = call('TYPE', job).ok
+    if kind == 'none' then
+        return -- it expired or was deleted
+    end
+    if kind == 'hash' then
+        local fields = call('HMGET', job, 'status', 'rate_limit_key', 'rate_limit_concurrency')
+        if DELAYED_NO_MORE[fields[1]] then
+            return
+        end
+        local concurrency = tonumber(fields[3] or '')
+        if fields[2] and concurrency and concurrency >= 1 then
+            wait_for_slot(job, job_id, fields[2], fields[3])
+        else
+            enqueue(queue, job_id)
+        end
+    else
+        call('RPUSH', queue_key(queue), job_id) -- a claim dead-letters it
+    end
+    moved[#moved + 1] = job_id
+end
+
+local next_due = nil
+for index = 3, #ARGV do
+    local queue = ARGV[index]
+    local key = scheduled_key(queue)
+    local due = left > 0 and call('ZRANGEBYSCORE', key, '-inf', NOW_US / 1000000, 'LIMIT', 0, left) or {}
+    for _, job_id in ipairs(due) do
+        call('ZREM', key, job_id)
+        move(queue, job_id)
+    end
+    left = left - #due
+    local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
+    local score = tonumber(first or '')
+    if score and (not next_due or score < next_due) then
+        next_due = score
+    end
+end
+local seconds = next_due and math.max(0, next_due - NOW_US / 1000000)
+return {seconds and seconds < math.huge and string.format('%.6f', seconds) or '', limits, moved}
