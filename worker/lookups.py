@@ -60,6 +60,7 @@ class JobDetail:
     enqueued_at: datetime | None
     deadline_at: datetime | None
     retry_at: datetime | None
+    retry_count: int
     started_at: datetime | None
     ended_at: datetime | None
     attempts: tuple[AttemptDetail, ...]

@@ -152,6 +152,7 @@ class JobRow(Base):
     enqueued_at: Mapped[datetime | None]  # None in a dead-lettered record that does not tell
     deadline_at: Mapped[datetime | None]  # it is of no use to anybody afterwards
     retry_at: Mapped[datetime | None]  # it waits out a back-off until then
+    retry_count: Mapped[int] = mapped_column(server_default="0")  # retries it has spent; hand-backs spend none
     started_at: Mapped[datetime | None]  # the first claim
     ended_at: Mapped[datetime | None]
 

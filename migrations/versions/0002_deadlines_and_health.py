@@ -14,6 +14,7 @@ def upgrade() -> None:
         jobs.add_column(sa.Column("diagnosis", sa.Text(), nullable=True))
         jobs.add_column(sa.Column("deadline_at", sa.DateTime(timezone=True), nullable=True))
         jobs.add_column(sa.Column("retry_at", sa.DateTime(timezone=True), nullable=True))
+        jobs.add_column(sa.Column("retry_count", sa.BigInteger(), nullable=False, server_default="0"))
     with op.batch_alter_table("workers") as workers:
         workers.add_column(sa.Column("engine_answered_at", sa.DateTime(timezone=True), nullable=True))
 
@@ -22,5 +23,5 @@ def downgrade() -> None:
     with op.batch_alter_table("workers") as workers:
         workers.drop_column("engine_answered_at")
     with op.batch_alter_table("jobs") as jobs:
-        for name in ("retry_at", "deadline_at", "diagnosis"):
+        for name in ("retry_count", "retry_at", "deadline_at", "diagnosis"):
             jobs.drop_column(name)
