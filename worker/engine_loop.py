@@ -14,6 +14,8 @@ from worker.jobs import PromptJob
 from worker.outcomes import OutcomeBuilder
 from worker.records import Outcome
 
+COMMON_TENANT = ""  # no job can have it: a tenant's name has at least one character
+
 logger = logging.getLogger(__name__)
 
 
@@ -103,7 +105,7 @@ class EngineLoop:
         claim = job.claim
         try:
             params = sampling_params(claim.job, claim.job_id)
-            job.request = self.engine.add(claim.execution_id, job.prompt, params, tenant=claim.job.tenant)
+            job.request = self.engine.add(claim.execution_id, job.prompt, params, tenant=cache_tenant(claim.job))
         except RequestError as error:
             self._emit(self._outcomes.rejected(job, error))
         except Exception as error:  # whatever it is, it is this job's: the engine has not stepped with it
@@ -126,6 +128,11 @@ class EngineLoop:
 
     def _finish(self, request: Request) -> None:
         self._emit(self._jobs.pop(request.request_id))
+
+
+def cache_tenant(job: PromptJob) -> str:
+    """Return whose prefix cache a job reads and fills: its tenant's, or the common one where it asks for that."""
+    return COMMON_TENANT if job.share_prefix else job.tenant
 
 
 def sampling_params(job: PromptJob, job_id: str) -> SamplingParams:

@@ -40,7 +40,9 @@ class PromptJob(BaseModel):
     """One prompt and how to answer it. Exactly one of `prompt` and `messages` is given.
 
     `prompt` becomes a user turn of the model's chat template unless `raw` is set, which sends its text as it is.
-    `temperature` 0 is greedy. `seed` None derives a seed from the job id, so a second attempt repeats the first.
+    Tenants share no prefix cache, because its timing tells what is in it. A job that sets `share_prefix` gives that up:
+    it reads and fills the one cache of all jobs that set it. `temperature` 0 is greedy. `seed` None derives a seed from
+    the job id, so a second attempt repeats the first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -52,6 +54,7 @@ class PromptJob(BaseModel):
     raw: bool = False
     model: str | None = Field(default=None, min_length=1, max_length=512)
     tenant: Identifier = DEFAULT_TENANT
+    share_prefix: bool = False
     batch_id: Identifier | None = None
     batch_size: int | None = Field(default=None, ge=1)
     custom_id: str | None = Field(default=None, min_length=1, max_length=256)

@@ -37,7 +37,7 @@ def test_flags_become_fields(run: Run, empty_queue: redis.Redis) -> None:
     flags = "--max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --seed 7 --ignore-eos"
     more = ["--stop", "a", "--stop", "b", "--stop-token-id", "5", "--metadata", "k=v=w", "--custom-id", "c"]
     names = ["--tenant", "acme", "--system", "Be brief.", "--model", "m", "--queue", "bulk", "--batch", "night"]
-    result = run("submit", "x", *flags.split(), *more, *names, "--json")
+    result = run("submit", "x", "--share-prefix", *flags.split(), *more, *names, "--json")
     assert json.loads(result.stdout)["queue"] == "bulk"
     assert payloads(empty_queue, "bulk") == [
         {
@@ -46,6 +46,7 @@ def test_flags_become_fields(run: Run, empty_queue: redis.Redis) -> None:
             "system": "Be brief.",
             "model": "m",
             "tenant": "acme",
+            "share_prefix": True,
             "batch_id": "night",
             "batch_size": 1,
             "custom_id": "c",

@@ -23,6 +23,7 @@ from worker.settings import load_settings
 @click.option("--queue", type=QueueName(), help="Default: the first of the setting queues.")
 @click.option("--batch", "batch_id", metavar="NAME", help="Submit the jobs as this batch.")
 @click.option("--tenant", help="Whose jobs these are; prefixes are cached apart for each.")
+@click.option("--share-prefix", is_flag=True, default=None, help="Cache the prompt for all tenants that say so too.")
 @click.option("--model", help="The model to answer; default: the worker's.")
 @click.option("--system", help="System message before the prompt.")
 @click.option("--raw", is_flag=True, default=None, help="Send the text as it is, without the chat template.")
