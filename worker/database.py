@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from worker.driver_errors import driver_reason, is_missing_schema, is_read_only, is_sqlite_unavailable
 from worker.errors import ConfigurationError, ServiceUnavailable
 from worker.tables import Base
 
@@ -30,9 +30,6 @@ SQLITE_DRIVERS = {"sqlite", "sqlite+pysqlite"}
 POSTGRESQL_DRIVERS = {"postgresql", "postgres", "postgresql+psycopg"}
 
 _READING = "pagemill_reading"  # execution option of a transaction that takes no write lock
-_SQLITE_NO_SCHEMA = ("no such table", "no such column", "has no column named")
-_POSTGRESQL_NO_SCHEMA = {"42P01", "42703"}  # undefined_table, undefined_column
-_POSTGRESQL_READ_ONLY = "25006"  # a standby, or a fail-over under way
 
 
 def parse_database_url(url: str) -> URL:
@@ -114,7 +111,7 @@ def database_errors(url: URL) -> Iterator[None]:
         raise ServiceUnavailable(f"the database at {place_of(url)} has no connection free") from None
     except DBAPIError as error:
         cause = error.orig
-        if _is_missing_schema(cause):
+        if is_missing_schema(cause):
             raise ConfigurationError(
                 f"the database at {place_of(url)} lacks a table or column: {_reason(cause, url)}; "
                 "run `pagemill db upgrade`"
@@ -184,30 +181,13 @@ def _open_postgresql(url: URL, busy_timeout_ms: int) -> Engine:
     return create_engine(url, connect_args=arguments, pool_pre_ping=True, hide_parameters=True)
 
 
-def _is_missing_schema(cause: BaseException | None) -> bool:
-    if isinstance(cause, sqlite3.Error):
-        return any(sign in str(cause) for sign in _SQLITE_NO_SCHEMA)
-    return getattr(cause, "sqlstate", None) in _POSTGRESQL_NO_SCHEMA
-
-
 def _is_unavailable(error: DBAPIError) -> bool:
     cause = error.orig
     if isinstance(cause, sqlite3.Error):
-        # SQLITE_ERROR is our own faulty SQL; every other operational code is the file, the disk or a lock.
-        code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        is_operational = isinstance(error, OperationalError) and code != sqlite3.SQLITE_ERROR
-        return is_operational or code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
-    is_read_only = getattr(cause, "sqlstate", None) == _POSTGRESQL_READ_ONLY
-    return is_read_only or error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+        return is_sqlite_unavailable(cause)
+    return is_read_only(cause) or error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
 
 
 def _reason(cause: BaseException | None, url: URL) -> str:
     """Return the driver's message as a short line without the password."""
-    lines = str(cause).strip().splitlines() or [type(cause).__name__]
-    reason = lines[0].removeprefix("connection failed: ").removeprefix("connection is bad: ")
-    if reason.startswith("connection to server") and " failed: " in reason:
-        reason = reason.rpartition(" failed: ")[2]
-    for secret in (url.password, url.query.get("password")):
-        if isinstance(secret, str) and secret:
-            reason = reason.replace(secret, "***").replace(quote(secret, safe=""), "***")
-    return reason.removeprefix("FATAL:").strip().rstrip(".")
+    return driver_reason(cause, (url.password, url.query.get("password")))

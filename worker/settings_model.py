@@ -146,6 +146,9 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         description="longest back-off before any retry: it doubles with each",
     )
+    record: bool = Field(
+        default=True, description="submit writes jobs to SQL before Redis, so that a lost queue can be rebuilt"
+    )
     result_ttl_seconds: int = Field(
         default=86_400, ge=1, le=31_536_000, description="time a result stays in Redis; SQL keeps it"
     )

@@ -1,5 +1,6 @@
 """The producer's client: what it writes is what RQ writes."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from rq.job import Job
 
 from worker.client import CHUNK_JOBS, Client, JobEnd, ends, enqueue, prepare, submit
 from worker.connection import connect
+from worker.database import open_database
 from worker.errors import ConfigurationError, InvalidJob, TryLater
 from worker.jobs import PromptJob
 from worker.queue import Acknowledgement, JobQueue
 from worker.records import AttemptState, JobState
+from worker.store import JobStore
 
 
 def test_a_submitted_job_is_what_rq_enqueues(queue_connection: redis.Redis) -> None:
@@ -58,7 +61,7 @@ def test_prompts_objects_and_jobs_are_accepted(queue_connection: redis.Redis) ->
 @pytest.mark.parametrize("lost", ["lose_commands", "lose_replies_to"])
 def test_a_lost_transaction_is_enqueued_once(lossy_proxy: Any, tmp_path: Path, lost: str) -> None:
     connection = connect(lossy_proxy.url, tmp_path)
-    getattr(lossy_proxy, lost).append(b"EXEC")
+    getattr(lossy_proxy, lost).append(b"EVALSHA")
     ids = submit(connection, ["one", "two", "three"])
     assert getattr(lossy_proxy, lost) == []
     assert Queue("default", connection=connection).job_ids == list(ids)
@@ -107,3 +110,26 @@ def test_the_client_submits_and_waits(embedded_data_dir: Path) -> None:
 def test_a_client_without_a_queue_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="redis_url"):
         Client()
+
+
+def test_a_client_with_a_database_records_its_jobs(
+    embedded_data_dir: Path, tmp_path: Path, migrated_sqlite_file: Path
+) -> None:
+    url = f"sqlite:///{shutil.copy(migrated_sqlite_file, tmp_path)}"
+    with Client(data_dir=embedded_data_dir, database_url=url, queue="client") as client:
+        client.connection.flushdb()
+        job_id = client.submit("Why?", batch_id="b")
+        database = open_database(url)
+        assert JobStore(database).states([job_id]) == {job_id: JobState.QUEUED}
+        database.dispose()
+        client.connection.flushdb()
+
+
+def test_jobs_enqueued_again_are_there_once(queue_connection: redis.Redis) -> None:
+    jobs = prepare(["one", "two"])
+    for _ in range(2):
+        assert [*enqueue(queue_connection, jobs)] == [tuple(job.job_id for job in jobs)]
+    assert queue_connection.llen("rq:queue:default") == 2
+    claims = JobQueue(queue_connection, "w", 60.0).claim(["default"], 8).claims
+    list(enqueue(queue_connection, jobs))
+    assert (len(claims), queue_connection.llen("rq:queue:default")) == (2, 0)

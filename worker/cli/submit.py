@@ -1,19 +1,32 @@
-"""`pagemill submit`: prompts into the queue. Imports neither the engine nor SQL, and no tables: it answers at once."""
+"""`pagemill submit`: prompts into SQL and the queue. Imports neither the engine nor SQLAlchemy: it answers at once."""
 
+import collections
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import click
 
-from worker.cli.options import QueueName, json_option, queue_options
+from worker.cli.options import QueueName, json_option, service_options
 from worker.cli.output import message, print_json
-from worker.cli.prompts import STDIN, build_jobs, parse_metadata, read_jsonl, read_prompt
+from worker.cli.progress import Progress, StatusLine
+from worker.cli.prompts import (
+    STDIN,
+    JobFields,
+    ReadJobs,
+    check_jobs,
+    new_jobs,
+    opened_jsonl,
+    parse_metadata,
+    read_prompt,
+)
 from worker.cli.queues import opened_queue
 from worker.cli.waiting import print_ends
-from worker.client import enqueue, prepare
 from worker.errors import ExitCode, InvalidJob
+from worker.recording import recorder_of
 from worker.settings import load_settings
+from worker.submission import CHUNK_JOBS, NewJob, enqueue
 
 
 @click.command()
@@ -39,8 +52,11 @@ from worker.settings import load_settings
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token.")
 @click.option("--custom-id", help="Your own name for the job.")
 @click.option("--metadata", multiple=True, metavar="NAME=VALUE", help="Kept with the job; may be repeated.")
+@click.option(
+    "--record/--no-record", default=None, help="Write jobs to SQL first; a queue that is lost is rebuilt from there."
+)
 @click.option("--wait", is_flag=True, help="Print outputs as jobs end; exit 1 if some failed.")
-@queue_options
+@service_options
 @json_option
 def submit(
     prompt: str | None,
@@ -48,8 +64,10 @@ def submit(
     jsonl: str | None,
     queue: str | None,
     wait: bool,
+    record: bool | None,
     as_json: bool,
     redis_url: str | None,
+    database_url: str | None,
     data_dir: str | None,
     **fields: Any,
 ) -> None:
@@ -57,6 +75,7 @@ def submit(
 
     PROMPT is the text, or - for standard input. All jobs are checked before the first is queued. In a JSONL file, an
     object's fields are those of a job (prompt or messages, max_tokens, temperature, custom_id, ...) and win over flags.
+    Jobs are recorded in SQL, then queued; should Redis lose them, a worker or `pagemill reconcile` queues them again.
 
     \b
     Examples:
@@ -65,29 +84,78 @@ def submit(
       git diff | pagemill submit - --system "Review this change."
     """
     defaults = _defaults(fields)
-    sources = list(_sources(prompt, files, jsonl))
-    if not sources:
-        raise InvalidJob("jsonl", f"{jsonl} holds no jobs")
-    if "batch_id" in defaults:
-        defaults["batch_size"] = len(sources)
-    settings = load_settings(
-        {"redis_url": redis_url, "data_dir": data_dir, "queues": None if queue is None else (queue,)}
-    )
-    jobs = prepare(build_jobs(sources, defaults))
-    target, ttl = settings.queues[0], settings.result_ttl_seconds
-    with opened_queue(settings) as connection:
-        ids: list[str] = []
-        for chunk in enqueue(connection, jobs, queue=target, result_ttl_seconds=ttl):
-            ids += chunk
-            if not wait and not as_json:
-                click.echo("\n".join(chunk))
-        if wait:
-            failed = print_ends(connection, jobs, as_json=as_json)
+    flags = {"queues": None if queue is None else (queue,), "record": record}
+    settings = load_settings({**flags, "redis_url": redis_url, "database_url": database_url, "data_dir": data_dir})
+    with ExitStack() as opened:
+        read = _reader(prompt, files, jsonl, opened)
+        num_jobs = _check(read, defaults)
+        if not num_jobs:
+            raise InvalidJob("jsonl", f"{jsonl} holds no jobs")
+        connection = opened.enter_context(opened_queue(settings))
+        recorder = opened.enter_context(recorder_of(settings)) if settings.record else None
+        names: dict[str, str | None] = {}
+        jobs = new_jobs(read, defaults, num_jobs)
+        chunks = enqueue(
+            connection,
+            _remembered(jobs, names) if wait else jobs,
+            queue=settings.queues[0],
+            result_ttl_seconds=settings.result_ttl_seconds,
+            recorder=recorder,
+        )
+        if as_json and not wait:
+            _print_document(chunks, settings.queues[0], defaults.get("batch_id"))
+        elif not wait:
+            _print_ids(chunks, num_jobs)
+        else:
+            collections.deque(chunks, maxlen=0)
+            failed = print_ends(connection, names, as_json=as_json)
             if failed:
-                message(f"{failed} of {len(jobs)} jobs failed")
+                message(f"{failed} of {num_jobs} jobs failed")
                 sys.exit(ExitCode.JOBS_FAILED)
-        elif as_json:
-            print_json({"queue": target, "batch": defaults.get("batch_id"), "ids": ids})
+
+
+def _check(read: ReadJobs, defaults: Mapping[str, Any]) -> int:
+    line = StatusLine()
+
+    def tell(number: int) -> None:
+        if number % CHUNK_JOBS == 0:
+            line.show(f"{number} jobs checked")
+
+    try:
+        return check_jobs(read, defaults, tell)
+    finally:
+        line.clear()
+
+
+def _print_ids(chunks: Iterable[tuple[str, ...]], num_jobs: int) -> None:
+    """Print ids as their jobs are accepted."""
+    progress = Progress(num_jobs)
+    num_accepted = 0
+    try:
+        for chunk in chunks:
+            num_accepted += len(chunk)
+            progress.clear()
+            click.echo("\n".join(chunk))
+            progress.draw(num_accepted)
+    finally:
+        progress.clear()
+
+
+def _print_document(chunks: Iterable[tuple[str, ...]], queue: str, batch_id: str | None) -> None:
+    """Print one JSON document, of the jobs that were accepted before an error as well."""
+    ids: list[str] = []
+    try:
+        for chunk in chunks:
+            ids += chunk
+    finally:
+        if ids:
+            print_json({"queue": queue, "batch": batch_id, "ids": ids})
+
+
+def _remembered(jobs: Iterable[NewJob], names: dict[str, str | None]) -> Iterator[NewJob]:
+    for job in jobs:
+        names[job.job_id] = job.payload.get("custom_id")
+        yield job
 
 
 def _defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,16 +166,13 @@ def _defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _sources(
-    prompt: str | None, files: tuple[str, ...], jsonl: str | None
-) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
-    """Yield (place, job fields) from the one kind of source that was given."""
+def _reader(prompt: str | None, files: tuple[str, ...], jsonl: str | None, opened: ExitStack) -> ReadJobs:
+    """Return the jobs of the one kind of source that was given; what is opened for it is entered into `opened`."""
     if sum((prompt is not None, bool(files), jsonl is not None)) != 1:
         raise click.UsageError("give one of PROMPT (- is standard input), --file and --jsonl")
     if jsonl is not None:
-        yield from read_jsonl(jsonl)
-    elif prompt is not None:
-        yield None, {"prompt": read_prompt(STDIN) if prompt == STDIN else prompt}
-    else:
-        for path in files:
-            yield path, {"prompt": read_prompt(path)}
+        return opened.enter_context(opened_jsonl(jsonl))
+    jobs: list[JobFields] = [(path, {"prompt": read_prompt(path)}) for path in files]
+    if prompt is not None:
+        jobs = [(None, {"prompt": read_prompt(STDIN) if prompt == STDIN else prompt})]
+    return lambda: iter(jobs)

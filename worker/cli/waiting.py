@@ -1,27 +1,23 @@
 """Waiting for jobs: outputs as they come on standard output, progress on standard error."""
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import click
 import redis
 
 from worker.cli.output import for_display, print_json_line, print_text
-from worker.client import JobEnd, NewJob, ends
+from worker.cli.progress import Progress
+from worker.client import JobEnd, ends
 from worker.records import JobState
 
-BAR_WIDTH = 30
-CLEAR_LINE = "\r\x1b[2K"
 
-
-def print_ends(connection: redis.Redis, jobs: Sequence[NewJob], *, as_json: bool) -> int:
-    """Print each job's output when it ends, and return how many did not end well.
+def print_ends(connection: redis.Redis, names: Mapping[str, str | None], *, as_json: bool) -> int:
+    """Print each job's output when it ends, and return how many did not end well. `names` are custom ids by id.
 
     One job prints its text alone; of several, each gets a line with its id before. JSON is one object a line.
     """
-    names = {job.job_id: job.payload.get("custom_id") for job in jobs}
     failed = 0
-    progress = Progress(len(jobs))
+    progress = Progress(len(names))
     try:
         progress.draw(0, 0)
         for done, end in enumerate(ends(connection, names), start=1):
@@ -30,32 +26,11 @@ def print_ends(connection: redis.Redis, jobs: Sequence[NewJob], *, as_json: bool
             if as_json:
                 print_json_line(_as_json(end, names[end.job_id]))
             else:
-                _print_end(end, names[end.job_id] if len(jobs) > 1 else None, alone=len(jobs) == 1)
+                _print_end(end, names[end.job_id] if len(names) > 1 else None, alone=len(names) == 1)
             progress.draw(done, failed)
     finally:
         progress.clear()
     return failed
-
-
-class Progress:
-    """One line with a bar on standard error; nothing where that is no terminal."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._visible = sys.stderr.isatty()
-
-    def draw(self, done: int, failed: int) -> None:
-        """Show how many jobs have ended."""
-        if self._visible:
-            filled = BAR_WIDTH * done // max(1, self._total)
-            failures = f", {failed} failed" if failed else ""
-            bar = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {done}/{self._total}{failures}"
-            click.echo(f"{CLEAR_LINE}{bar}", nl=False, err=True)
-
-    def clear(self) -> None:
-        """Free the line for other output."""
-        if self._visible:
-            click.echo(CLEAR_LINE, nl=False, err=True)
 
 
 def _print_end(end: JobEnd, name: object, *, alone: bool) -> None:
