@@ -8,6 +8,14 @@ import pytest
 from worker.errors import InvalidJob
 from worker.jobs import MAX_PAYLOAD_BYTES, PromptJob, dump_job, parse_job
 
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 BAD_PAYLOADS: dict[str, tuple[dict[str, Any], str]] = {
     "empty prompt": ({"prompt": ""}, "prompt: is empty"),
     "blank prompt": ({"prompt": " \n\t"}, "prompt: is empty"),
@@ -45,6 +53,15 @@ BAD_PAYLOADS: dict[str, tuple[dict[str, Any], str]] = {
     "raw messages": ({"raw": True, "messages": [{"role": "user", "content": "a"}]}, "raw: takes a prompt only"),
     "a tenant with a space": ({"prompt": "a", "tenant": "a b"}, "tenant: "),
     "a negative seed": ({"prompt": "a", "seed": -1}, "seed: "),
+    "NUL in the model": ({"prompt": "a", "model": "\0"}, "model: holds a NUL"),
+    "a huge batch": ({"prompt": "a", "batch_size": 2**63}, "batch_size: Input should be less than or equal to"),
+    "a huge token id": ({"prompt": "a", "stop_token_ids": [2**31]}, "stop_token_ids.0: Input should be less than or"),
+    "a field that fakes a log line": ({"prompt": "a", "x\nINFO \x1b[2J": 1}, r"'x\nINFO \x1b[2J': unknown field"),
+    "a field of a million characters": ({"prompt": "a", "x" * 1_000_000: 1}, f"'{'x' * 76}...: unknown field"),
+    "a long entry of the metadata": ({"prompt": "a", "metadata": {"x" * 900_000: 1}}, "metadata.'xxx"),
+    "thousands of bad messages": ({"messages": [{"a": 1}] * 1024}, "messages.0.role: Field required"),
+    "nested beyond all measure": ({"prompt": "a", "metadata": nested(400)}, "payload: Invalid JSON: recursion limit"),
+    "a number of 5,000 digits": ({"prompt": "a", "max_tokens": 10**5000}, "payload: is not a JSON object: Exceeds"),
     "something that is not JSON": ({"prompt": "a", "metadata": {"k": object()}}, "payload: is not a JSON object"),
 }
 
@@ -54,7 +71,8 @@ def test_refuses_with_field_and_limit(payload: dict[str, Any], message: str) -> 
     with pytest.raises(InvalidJob) as caught:
         parse_job(payload)
     assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize("character", ["a", "é", "🙂"])

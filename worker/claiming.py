@@ -147,7 +147,9 @@ class Claimer:
         _, faults = isolating(self._store.record_dead, records)
         for fault in faults:
             logger.error("SQL refuses the dead record %s", fault.item.job_id, exc_info=fault.error)
-        self._queue.dead_letter(records)
+        _, faults = isolating(self._queue.dead_letter, records)
+        for fault in faults:
+            logger.error("record %s cannot be dead-lettered in Redis", fault.item.job_id, exc_info=fault.error)
 
 
 def _dead_record(fault: Fault[Claim]) -> DeadRecord:

@@ -6,6 +6,7 @@ use it get their errors before Redis; the worker validates every record with it 
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -21,10 +22,17 @@ MAX_OUTPUT_TOKENS = 1_000_000
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 64
+MAX_TOKEN_ID = 2**31 - 1
+MAX_BATCH_SIZE = 1_000_000_000
 MAX_METADATA_ENTRIES = 16
 MAX_SEED = 2**63 - 1
 
+_PLAIN_NAME = re.compile(r"[\w\[\]-]{1,64}", re.ASCII)
+
 Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
 class Message(BaseModel):
@@ -49,14 +57,14 @@ class PromptJob(BaseModel):
 
     schema_version: Literal[1] = 1
     prompt: str | None = None
-    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, max_length=1024)
+    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, max_length=1024, fail_fast=True)
     system: str | None = Field(default=None, min_length=1)
     raw: bool = False
     model: str | None = Field(default=None, min_length=1, max_length=512)
     tenant: Identifier = DEFAULT_TENANT
     share_prefix: bool = False
     batch_id: Identifier | None = None
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1, le=MAX_BATCH_SIZE)
     custom_id: str | None = Field(default=None, min_length=1, max_length=256)
     metadata: dict[str, str] = Field(default_factory=dict, max_length=MAX_METADATA_ENTRIES)
     max_tokens: int = Field(default=256, ge=1, le=MAX_OUTPUT_TOKENS)
@@ -66,13 +74,11 @@ class PromptJob(BaseModel):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)], ...] = Field(
-        default=(), max_length=MAX_STOP_STRINGS
-    )
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
+    stop: tuple[StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS, fail_fast=True)
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)
     ignore_eos: bool = False
 
-    @field_validator("prompt", "system", "custom_id")
+    @field_validator("prompt", "system", "model", "custom_id")
     @classmethod
     def _text_is_storable(cls, value: str | None) -> str | None:
         if value is not None:
@@ -159,7 +165,7 @@ def _field_with_surrogate(payload: Mapping[str, Any]) -> str:
 
 def _invalid(error: ValidationError) -> InvalidJob:
     first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
+    field = ".".join(_plain(str(part)) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if not field:
         name, _, rest = message.partition(" ")
@@ -169,6 +175,11 @@ def _invalid(error: ValidationError) -> InvalidJob:
     else:
         message = f"{message}, got {_shorten(first['input'])}"
     return InvalidJob(field, message)
+
+
+def _plain(name: str) -> str:
+    """Return a name as it may stand in a log: a producer may have put anything in its place."""
+    return name if _PLAIN_NAME.fullmatch(name) else _shorten(name)
 
 
 def _shorten(value: object) -> str:

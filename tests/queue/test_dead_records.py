@@ -13,9 +13,9 @@ import redis
 from rq import Queue
 from rq.job import Job
 
-from worker.queue import JobQueue
+from worker.queue import Acknowledgement, JobQueue
 from worker.queue_records import MAX_DATA_BYTES
-from worker.records import Claim, DeadRecord
+from worker.records import AttemptState, Claim, DeadRecord
 
 Enqueue = Callable[..., list[str]]
 GOOD_CALL: list[Any] = ["pagemill.prompt", None, [{"prompt": "x"}], {}]
@@ -170,6 +170,32 @@ def test_an_id_that_rq_would_not_accept_is_dead_lettered_at_once(
     assert json.loads(dead.raw)["job_id_hex"] == job_id.hex()
     assert queue_connection.llen("pagemill:dead:default") == 1
     assert worker_queue.dead_letter([dead]) == 0
+
+
+@pytest.mark.parametrize("kind", ["string", "list", "hash"])
+@pytest.mark.parametrize("key", ["rq:executions:job-1", "rq:results:job-1"])
+def test_what_lies_where_a_job_needs_a_key_of_its_own_makes_room(
+    queue_connection: Any, worker_queue: JobQueue, key: str, kind: str
+) -> None:
+    write = {"string": queue_connection.set, "list": queue_connection.rpush, "hash": queue_connection.hincrby}[kind]
+    write(key, 1)
+    put(queue_connection, "job-1", {})
+    (claim,) = worker_queue.claim(["default"], 1).claims
+    write(f"{key}-other", 1)
+    assert worker_queue.acknowledge([Acknowledgement(claim, AttemptState.DONE, {"text": "x"})]) == frozenset()
+    assert queue_connection.hget("rq:job:job-1", "status") == b"finished"
+    assert queue_connection.exists(f"{key}-other") == 1
+
+
+@pytest.mark.parametrize("fields", [{"note": "x" * 9_000_000}, {f"f{number}": "x" for number in range(300)}])
+def test_a_record_too_large_to_be_a_job_is_not_even_read(
+    queue_connection: redis.Redis, worker_queue: JobQueue, fields: dict[str, str]
+) -> None:
+    put(queue_connection, "job-1", fields)
+    (dead,) = worker_queue.claim(["default"], 1).dead
+    assert dead.error_message == "its record has more than 256 fields or 8388608 bytes"
+    raw = json.loads(dead.raw)
+    assert (raw["type"], raw["bytes"] > 8_388_608) == ("hash", "note" in fields)
 
 
 def test_300_fuzzed_records_are_all_dead_lettered(

@@ -35,6 +35,14 @@ local function is_hash(key)
     return call('TYPE', key).ok == 'hash'
 end
 
+-- Free a key that one job needs for itself of whatever else it may hold: that would stop the script halfway.
+local function make_room(key, kind)
+    local found = call('TYPE', key).ok
+    if found ~= kind and found ~= 'none' then
+        call('DEL', key)
+    end
+end
+
 -- Now as RQ writes dates: 2026-01-31T23:59:59.123456Z
 local function now_utc()
     local function days_of(year)
@@ -80,6 +88,8 @@ local function renew(queue, job_id, execution_id, worker_name, lease)
     local executions = PREFIX .. ':executions:' .. job_id
     local worker_executions = PREFIX .. ':worker:' .. worker_name .. ':executions'
     local seconds = math.ceil(lease) + EXECUTION_GRACE_SECONDS
+    make_room(execution, 'hash')
+    make_room(executions, 'zset')
     call('HSETNX', execution, 'created_at', NOW_TEXT)
     call('HSET', execution, 'id', execution_id, 'job_id', job_id, 'worker_name', worker_name,
         'last_heartbeat', NOW_TEXT)
@@ -96,6 +106,8 @@ end
 local function drop_execution(queue, job_id, execution_id, worker_name)
     local member = job_id .. ':' .. execution_id
     local execution = PREFIX .. ':execution:' .. member
+    make_room(execution, 'hash')
+    make_room(PREFIX .. ':executions:' .. job_id, 'zset')
     local owner = call('HGET', execution, 'worker_name') or worker_name
     call('DEL', execution)
     call('ZREM', PREFIX .. ':executions:' .. job_id, execution_id)
@@ -160,6 +172,7 @@ local function end_job(queue, job_id, status, registry, ttl, result)
     local keys = {job, job .. ':dependents', job .. ':dependencies'}
     if result then
         local stream = PREFIX .. ':results:' .. job_id
+        make_room(stream, 'stream')
         call('XADD', stream, 'MAXLEN', '~', 10, '*', unpack(result))
         table.insert(keys, stream)
     end

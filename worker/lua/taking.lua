@@ -4,15 +4,21 @@
 
 local MAX_ID_BYTES = 128
 local MAX_DUMP_BYTES = 65536
+local MAX_RECORD_BYTES = 8388608 -- a valid one has at most the data of the largest payload, and little else
+local MAX_FIELDS = 256
 
 local function hex(bytes)
     return (bytes:gsub('.', function(byte) return string.format('%02x', byte:byte()) end))
 end
 
+local function bytes_of(key)
+    return call('MEMORY', 'USAGE', key, 'SAMPLES', MAX_FIELDS)
+end
+
 local function bury(queue, job_id, kind, reason)
-    local dump = call('DUMP', job_key(job_id))
-    local entry = {job_id_hex = hex(job_id:sub(1, 1024)), type = kind, dump_bytes = #dump}
-    if #dump <= MAX_DUMP_BYTES then
+    local entry = {job_id_hex = hex(job_id:sub(1, 1024)), type = kind, bytes = bytes_of(job_key(job_id))}
+    local dump = entry.bytes <= MAX_RECORD_BYTES and call('DUMP', job_key(job_id))
+    if dump and #dump <= MAX_DUMP_BYTES then
         entry.dump_hex = hex(dump)
     end
     local raw = cjson.encode(entry)
@@ -38,6 +44,11 @@ local function take(queue, job_id, execution_id, worker_name, lease)
     if kind ~= 'hash' then
         local raw = bury(queue, job_id, kind)
         return {'buried', job_id, queue, 'its record is a ' .. kind .. ', not a hash', raw}
+    end
+    if call('HLEN', job) > MAX_FIELDS or bytes_of(job) > MAX_RECORD_BYTES then
+        local raw = bury(queue, job_id, kind)
+        local reason = 'its record has more than ' .. MAX_FIELDS .. ' fields or ' .. MAX_RECORD_BYTES .. ' bytes'
+        return {'buried', job_id, queue, reason, raw}
     end
     local state = call('HMGET', job, 'status', 'pagemill_epoch', 'pagemill_execution', 'pagemill_queue')
     if TERMINAL[state[1]] or leased(job_id, state[3], state[4]) then
