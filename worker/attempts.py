@@ -6,7 +6,7 @@ wait for each other.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, collate, func, insert, select, update
@@ -31,9 +31,18 @@ AttemptKey = tuple[str, int]  # job id, epoch
 
 
 @dataclass(frozen=True, slots=True)
-class BegunAttempts:
-    """Which claims began no attempt. All the others are running in SQL."""
+class BegunAttempt:
+    """What SQL knows of a job whose attempt began: its attempts, this one included, and the retries it has spent."""
 
+    attempt_count: int
+    retry_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BegunAttempts:
+    """What became of claims, by job id: those of `begun` are running in SQL."""
+
+    begun: Mapping[str, BegunAttempt]
     terminal: Mapping[str, JobState]  # ended before: acknowledge these, do not run them
     stale: frozenset[str]  # claimed again since, or under the same epoch by another worker: let these go
 
@@ -52,7 +61,7 @@ def begin(connection: Connection, claims: Sequence[Claim], worker_name: str) -> 
     """
     latest = {claim.job_id: claim for claim in sorted(claims, key=lambda claim: (claim.job_id, claim.epoch))}
     if not latest:
-        return BegunAttempts({}, frozenset())
+        return BegunAttempts({}, {}, frozenset())
     submitted = {
         job_id: SubmittedJob(job_id, claim.queue, claim.job, claim.payload_json, claim.enqueued_at)
         for job_id, claim in latest.items()
@@ -63,21 +72,24 @@ def begin(connection: Connection, claims: Sequence[Claim], worker_name: str) -> 
         {**submitted_columns(submitted[job_id]), **_running_columns(claim, served_model)}
         for job_id, claim in latest.items()
     ]
-    attempt_counts = _upsert_running(connection, rows)
-    begun = [claim for job_id, claim in latest.items() if job_id in attempt_counts]
-    _lose_attempts(connection, [claim for claim in begun if attempt_counts[claim.job_id] > 1])
-    if begun:
-        connection.execute(insert(AttemptRow), [_attempt_columns(claim, worker_name) for claim in begun])
-    refused = {job_id: claim for job_id, claim in latest.items() if job_id not in attempt_counts}
-    return _explain_refused(connection, refused, worker_name)
+    begun = _upsert_running(connection, rows)
+    news = [claim for job_id, claim in latest.items() if job_id in begun]
+    _lose_attempts(connection, [claim for claim in news if begun[claim.job_id].attempt_count > 1])
+    if news:
+        connection.execute(insert(AttemptRow), [_attempt_columns(claim, worker_name) for claim in news])
+    refused = {job_id: claim for job_id, claim in latest.items() if job_id not in begun}
+    explained = _explain_refused(connection, refused, worker_name)
+    return replace(explained, begun={**begun, **explained.begun})
 
 
 def finish(connection: Connection, outcomes: Sequence[Outcome]) -> frozenset[str]:
     """Write each attempt's end with its job's state, result and figures. Return the ids of jobs that were fenced.
 
     A fenced outcome (its job has a later epoch, has ended otherwise, or never began this attempt) changes only its own
-    attempt's row. An outcome that was written before changes nothing and is not fenced. REQUEUED and LOST put the job
-    back to queued, without result and figures. Raises ValueError for an outcome that is still RUNNING.
+    attempt's row. An outcome that was written before changes nothing and is not fenced. REQUEUED, LOST and any outcome
+    with a retry put the job back to queued, without result and figures.
+
+    Raises ValueError for an outcome that is still RUNNING.
     """
     by_key: dict[AttemptKey, Outcome] = {}
     for outcome in sorted(outcomes, key=lambda outcome: (outcome.claim.job_id, outcome.claim.epoch)):
@@ -128,8 +140,8 @@ def _attempt_columns(claim: Claim, worker_name: str) -> dict[str, Any]:
     }
 
 
-def _upsert_running(connection: Connection, rows: list[dict[str, Any]]) -> dict[str, int]:
-    """Insert or advance each job to its claim. Return the attempt count of those that took it."""
+def _upsert_running(connection: Connection, rows: list[dict[str, Any]]) -> dict[str, BegunAttempt]:
+    """Insert or advance each job to its claim. Return those that took it; the retries they have spent stay spent."""
     statement = upserting(connection, JobRow)
     excluded = statement.excluded
     replaced = ("queue", "tenant", "model", "batch_id", "custom_id", "payload", "state", "epoch")
@@ -143,10 +155,11 @@ def _upsert_running(connection: Connection, rows: list[dict[str, Any]]) -> dict[
             "enqueued_at": func.coalesce(JobRow.enqueued_at, excluded.enqueued_at),
             "started_at": func.coalesce(JobRow.started_at, excluded.started_at),
             "ended_at": None,
+            "retry_at": None,
         },
         where=and_(JobRow.epoch < excluded.epoch, HAS_NOT_ENDED),
-    ).returning(JobRow.id, JobRow.attempt_count)
-    return {row.id: row.attempt_count for row in connection.execute(advance, rows)}
+    ).returning(JobRow.id, JobRow.attempt_count, JobRow.retry_count)
+    return {row.id: BegunAttempt(row.attempt_count, row.retry_count) for row in connection.execute(advance, rows)}
 
 
 def _lose_attempts(connection: Connection, claims: Sequence[Claim]) -> None:
@@ -171,19 +184,24 @@ def _lose_attempts(connection: Connection, claims: Sequence[Claim]) -> None:
 
 
 def _explain_refused(connection: Connection, refused: Mapping[str, Claim], worker_name: str) -> BegunAttempts:
+    begun: dict[str, BegunAttempt] = {}
     terminal: dict[str, JobState] = {}
     stale: set[str] = set()
     latest_attempt = and_(AttemptRow.job_id == JobRow.id, AttemptRow.epoch == JobRow.epoch)
-    columns = (JobRow.id, JobRow.state, JobRow.epoch, AttemptRow.worker_name, AttemptRow.state.label("attempt_state"))
+    counts = (JobRow.attempt_count, JobRow.retry_count)
+    attempt = (AttemptRow.worker_name, AttemptRow.state.label("attempt_state"))
+    columns = (JobRow.id, JobRow.state, JobRow.epoch, *counts, *attempt)
     for chunk in chunked(refused):
         jobs = select(*columns).outerjoin_from(JobRow, AttemptRow, latest_attempt).where(JobRow.id.in_(chunk))
         for row in connection.execute(jobs):
             is_repeated = (row.epoch, row.worker_name) == (refused[row.id].epoch, worker_name)
             if row.state in TERMINAL_STATES:
                 terminal[row.id] = row.state
-            elif not (is_repeated and row.attempt_state is AttemptState.RUNNING):
+            elif is_repeated and row.attempt_state is AttemptState.RUNNING:
+                begun[row.id] = BegunAttempt(row.attempt_count, row.retry_count)
+            else:
                 stale.add(row.id)
-    return BegunAttempts(terminal, frozenset(stale))
+    return BegunAttempts(begun, terminal, frozenset(stale))
 
 
 def _lock_running(connection: Connection, job_ids: Sequence[str]) -> dict[str, int]:
@@ -219,17 +237,17 @@ def _write_ends(connection: Connection, outcomes: Mapping[int, Outcome]) -> None
     )
     changed = ("state", "ended_at", "error_code", "error_message")
     ending: dict[str, Any] = {name: bindparam(f"new_{name}") for name in changed}
+    retry_count = func.coalesce(bindparam("new_retry_count", type_=JobRow.retry_count.type), JobRow.retry_count)
+    retry: dict[str, Any] = {"retry_at": bindparam("new_retry_at"), "retry_count": retry_count}
     connection.execute(
-        update(JobRow).where(fence).values(ending), [_job_ending(outcome) for outcome in outcomes.values()]
+        update(JobRow).where(fence).values(ending | retry), [_job_ending(outcome) for outcome in outcomes.values()]
     )
     connection.execute(
         update(AttemptRow).where(AttemptRow.id == bindparam("of_attempt")).values(ending),
         [{"of_attempt": attempt_id, **_attempt_ending(outcome)} for attempt_id, outcome in outcomes.items()],
     )
     ended = {
-        attempt_id: outcome
-        for attempt_id, outcome in outcomes.items()
-        if JOB_STATE_AFTER[outcome.state] in TERMINAL_STATES
+        attempt_id: outcome for attempt_id, outcome in outcomes.items() if _job_state_after(outcome) in TERMINAL_STATES
     }
     results = [
         _result_columns(attempt_id, outcome, outcome.text)
@@ -277,16 +295,24 @@ def _attempt_ending(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _job_state_after(outcome: Outcome) -> JobState:
+    return JobState.QUEUED if outcome.retry is not None else JOB_STATE_AFTER[outcome.state]
+
+
 def _job_ending(outcome: Outcome) -> dict[str, Any]:
-    state = JOB_STATE_AFTER[outcome.state]
+    state = _job_state_after(outcome)
+    retry = outcome.retry
     waits_again = state not in TERMINAL_STATES
+    goes_on_at_once = waits_again and retry is None  # a back-off shows the error that caused it
     return {
         "of_job": outcome.claim.job_id,
         "of_epoch": outcome.claim.epoch,
         "new_state": state,
         "new_ended_at": None if waits_again else outcome.ended_at,
-        "new_error_code": None if waits_again else outcome.error_code,
-        "new_error_message": None if waits_again else outcome.error_message,
+        "new_error_code": None if goes_on_at_once else outcome.error_code,
+        "new_error_message": None if goes_on_at_once else outcome.error_message,
+        "new_retry_at": None if retry is None else retry.due_at,
+        "new_retry_count": None if retry is None else retry.retry_count,
     }
 
 

@@ -105,16 +105,18 @@ class Claimer:
 
     def _begin(self, claims: Sequence[Claim]) -> tuple[DeadRecord, ...]:
         """Record attempts and take those that began. Returns what stands in for claims that SQL refuses."""
-        begun, faults = isolating(self._begin_attempts, claims)
-        refused = {fault.item.execution_id for fault in faults}
-        stale = {job_id for part in begun for job_id in part.stale}
-        terminal = {job_id: state for part in begun for job_id, state in part.terminal.items()}
+        parts, faults = isolating(self._begin_attempts, claims)
+        begun = {job_id: attempt for part in parts for job_id, attempt in part.begun.items()}
+        terminal = {job_id: state for part in parts for job_id, state in part.terminal.items()}
         self._acknowledge_ended([claim for claim in claims if claim.job_id in terminal], terminal)
+        for job_id in frozenset().union(*(part.stale for part in parts)):
+            logger.info("job %s was claimed again before its attempt began", job_id)
         for claim in claims:
-            job = self._held.find(claim.job_id)
-            if claim.execution_id in refused or claim.job_id in stale or claim.job_id in terminal:
+            job, attempt = self._held.find(claim.job_id), begun.get(claim.job_id)
+            if attempt is None:
                 self._held.remove([claim.execution_id])
             elif job is not None:
+                job.attempt_count, job.retry_count = attempt.attempt_count, attempt.retry_count
                 self._take(job)
         return tuple(_dead_record(fault) for fault in faults)
 

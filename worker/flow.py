@@ -19,6 +19,7 @@ import redis
 
 from engine.engine import Engine
 from engine.stopping import Detokenize
+from worker.backoff import Backoff
 from worker.beats import Beat, Leases
 from worker.claiming import Claimer
 from worker.connection import redis_errors
@@ -83,7 +84,11 @@ class Flow:
             connection, record.name, settings.lease_seconds, default_result_ttl_seconds=settings.result_ttl_seconds
         )
         self._outcomes = outcomes = OutcomeBuilder(
-            model.decode, model.bytes_per_block, model.peak_memory_bytes, time.monotonic
+            model.decode,
+            model.bytes_per_block,
+            model.peak_memory_bytes,
+            time.monotonic,
+            Backoff(settings.retry_base_seconds, settings.retry_cap_seconds),
         )
         self._live = Live(job_queue, self._held, model.decode, self._cancel)
         self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams, failpoints)

@@ -15,6 +15,8 @@ class HeldJob:
 
     claim: Claim
     claimed_at: float  # seconds on the monotonic clock
+    attempt_count: int = 1  # this attempt included; as SQL has it, once that knows the attempt
+    retry_count: int = 0  # retries that earlier attempts have spent; likewise
     prompt: list[int] = field(default_factory=list)  # token ids, once tokenized
     tokenize_ms: float = 0.0
     request: Request | None = None  # once the engine has it

@@ -95,7 +95,7 @@ def add_cancelled(connection: Connection, jobs: Sequence[SubmittedJob], now: dat
     statement = upserting(connection, JobRow)
     statement = statement.on_conflict_do_update(
         index_elements=[JobRow.id],
-        set_={"state": statement.excluded.state, "ended_at": statement.excluded.ended_at},
+        set_={"state": statement.excluded.state, "ended_at": statement.excluded.ended_at, "retry_at": None},
         where=JobRow.state == JobState.QUEUED,
     )
     ending = {"state": JobState.CANCELLED, "epoch": 0, "attempt_count": 0, "ended_at": now}
@@ -115,7 +115,7 @@ def requeue_ended(connection: Connection, job_ids: Iterable[str]) -> frozenset[s
     requeued: set[str] = set()
     for chunk in chunked(job_ids):
         is_retriable = JobRow.id.in_(chunk) & JobRow.state.in_(RETRIABLE_STATES)
-        anew = {"state": JobState.QUEUED, "error_code": None, "error_message": None, "ended_at": None}
+        anew = {"state": JobState.QUEUED, "error_code": None, "error_message": None, "ended_at": None, "retry_count": 0}
         back = connection.scalars(update(JobRow).where(is_retriable).values(anew).returning(JobRow.id)).all()
         connection.execute(delete(ResultRow).where(ResultRow.job_id.in_(back)))
         connection.execute(delete(JobStatsRow).where(JobStatsRow.job_id.in_(back)))

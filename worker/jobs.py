@@ -26,6 +26,7 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_BATCH_SIZE = 1_000_000_000
 MAX_METADATA_ENTRIES = 16
 MAX_SEED = 2**63 - 1
+MAX_RETRIES = 20
 
 _PLAIN_NAME = re.compile(r"[\w\[\]-]{1,64}", re.ASCII)
 
@@ -51,6 +52,7 @@ class PromptJob(BaseModel):
     Tenants share no prefix cache, because its timing tells what is in it. A job that sets `share_prefix` gives that up:
     it reads and fills the one cache of all jobs that set it. `temperature` 0 is greedy. `seed` None derives a seed from
     the job id, so a second attempt repeats the first.
+    `max_retries` None leaves it to RQ's Retry, if the job was enqueued with one, and to the worker's default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -77,6 +79,7 @@ class PromptJob(BaseModel):
     stop: tuple[StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS, fail_fast=True)
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)
     ignore_eos: bool = False
+    max_retries: int | None = Field(default=None, ge=0, le=MAX_RETRIES)
 
     @field_validator("prompt", "system", "model", "custom_id")
     @classmethod

@@ -8,14 +8,17 @@ from typing import Any
 
 from engine.request import FinishReason, Request, RequestError
 from engine.stopping import Detokenize, stop_position
+from worker.backoff import Backoff
+from worker.error_classes import ErrorClass, classify
 from worker.errors import InvalidJob
 from worker.held import HeldJob
 from worker.lookups import JobResult
 from worker.queue import Acknowledgement
-from worker.records import AttemptState, JobStats, Outcome
+from worker.records import AttemptState, JobStats, Outcome, Retry
 
 MS = 1000.0  # milliseconds in a second
 INTERNAL_ERROR = "internal_error"
+RESULT_REFUSED = "result_refused"
 LEASE_LOST = ("lease_lost", "the lease ran out and the job went back to its queue")
 
 
@@ -32,11 +35,13 @@ class OutcomeBuilder:
         bytes_per_block: int,
         peak_memory_bytes: Callable[[], int],
         monotonic: Callable[[], float],
+        backoff: Backoff,
     ) -> None:
         self._detokenize = detokenize
         self._bytes_per_block = bytes_per_block
         self._peak_memory_bytes = peak_memory_bytes
         self._monotonic = monotonic
+        self._backoff = backoff
 
     def finished(self, job: HeldJob) -> Outcome:
         """Return the outcome of a job whose request finished, whatever the reason."""
@@ -62,7 +67,21 @@ class OutcomeBuilder:
         return self.failed(job, error.code, str(error))
 
     def failed(self, job: HeldJob, code: str, message: str) -> Outcome:
-        return self._outcome(job, AttemptState.FAILED, error=(code, message))
+        """Return the outcome of an attempt that met an error; its class says whether the job has another one.
+
+        A job that somebody cancelled has none; nor has one whose deadline would have passed by then.
+        """
+        error_class = classify(code)
+        if error_class is ErrorClass.INFRASTRUCTURE:
+            if job.must_end:
+                return self.ended_early(job)
+            due_at = self._wall_time(job) + timedelta(seconds=self._backoff.jittered_seconds(job.attempt_count - 1))
+            retry = Retry(due_at, job.retry_count)
+            return self._outcome(job, AttemptState.REQUEUED, error=(code, message), retry=retry)
+        is_worth_it = error_class is ErrorClass.TRANSIENT and not job.cancel_requested
+        return self._outcome(
+            job, AttemptState.FAILED, error=(code, message), retry=self._next_retry(job) if is_worth_it else None
+        )
 
     def broken(self, job: HeldJob, error: Exception) -> Outcome:
         """Return the outcome of a job that met a fault of ours. It says no more than which; the log has the rest."""
@@ -77,6 +96,14 @@ class OutcomeBuilder:
     def handed_back(self, job: HeldJob) -> Outcome:
         return self._outcome(job, AttemptState.REQUEUED)
 
+    def _next_retry(self, job: HeldJob) -> Retry | None:
+        """Return the retry that a job may spend now, or None."""
+        policy = job.claim.retries
+        if not policy.allows(job.retry_count):
+            return None
+        due_at = self._wall_time(job) + timedelta(seconds=self._backoff.seconds(policy, job.retry_count))
+        return Retry(due_at, job.retry_count + 1)
+
     def _outcome(
         self,
         job: HeldJob,
@@ -87,6 +114,7 @@ class OutcomeBuilder:
         finish_reason: str | None = None,
         error: tuple[str, str] | None = None,
         stats: JobStats | None = None,
+        retry: Retry | None = None,
     ) -> Outcome:
         return Outcome(
             claim=job.claim,
@@ -100,6 +128,7 @@ class OutcomeBuilder:
             error_code=error[0] if error else None,
             error_message=error[1] if error else None,
             stats=stats,
+            retry=retry,
         )
 
     def _wall_time(self, job: HeldJob) -> datetime:
@@ -147,9 +176,10 @@ def broken_off(outcome: Outcome, error: Exception) -> Outcome:
         token_ids=(),
         finish_reason=None,
         completion_tokens=0,
-        error_code=INTERNAL_ERROR,
-        error_message=_internal_message(error),
+        error_code=RESULT_REFUSED,
+        error_message=f"the database refuses the result ({type(error).__name__}); the worker's log has the details",
         stats=None,
+        retry=None,
     )
 
 

@@ -12,7 +12,7 @@ from worker.fleet import WorkerCounters
 from worker.held import HeldJob, HeldJobs
 from worker.isolation import isolating
 from worker.outcomes import OutcomeBuilder, acknowledgement, broken_off
-from worker.queue import JobQueue
+from worker.queue import Delay, JobQueue
 from worker.records import AttemptState, Outcome
 from worker.store import JobStore
 
@@ -49,6 +49,7 @@ class Persister:
         self._uncommitted: list[Outcome] = []
         self._unacknowledged: list[Outcome] = []  # SQL has them
         self._to_requeue: list[Outcome] = []
+        self._to_delay: list[Delay] = []
         self._give_up = threading.Event()
         self.counters = WorkerCounters()
 
@@ -110,7 +111,7 @@ class Persister:
     def _persist(self) -> ServiceUnavailable | TryLater | None:
         """Bring everything as far as it goes. Returns the error of a service that does not answer."""
         failure = None
-        for step in (self._commit, self._acknowledge, self._requeue):
+        for step in (self._commit, self._acknowledge, self._requeue, self._delay):
             try:
                 step()
             except (ServiceUnavailable, TryLater) as error:
@@ -140,15 +141,25 @@ class Persister:
         forgotten = []
         for outcome in outcomes:
             if outcome.state is AttemptState.REQUEUED:
-                self._to_requeue.append(outcome)  # fenced or not: the queue knows itself whether it is ours to give
+                self._give_back(outcome)  # fenced or not: the queue knows itself whether it is ours to give
             elif outcome.state is AttemptState.LOST:
                 forgotten.append(outcome)
             elif outcome.claim.job_id in fenced:
                 logger.warning("job %s was taken over by another worker; its result is dropped", outcome.claim.job_id)
                 forgotten.append(outcome)
+            elif outcome.retry is not None:
+                self._give_back(outcome)
             else:
                 self._unacknowledged.append(outcome)
         self._release(forgotten)
+
+    def _give_back(self, outcome: Outcome) -> None:
+        if outcome.retry is None:
+            self._to_requeue.append(outcome)
+            return
+        reason = f"{outcome.error_code}: {outcome.error_message}"
+        logger.warning("job %s is tried again at %s: %s", outcome.claim.job_id, outcome.retry.due_at, reason)
+        self._to_delay.append(Delay(outcome.claim, outcome.retry))
 
     def _acknowledge(self) -> None:
         if not self._unacknowledged:
@@ -171,6 +182,13 @@ class Persister:
             self._queue.requeue(outcome.claim for outcome in outcomes)
             self._to_requeue.clear()
             self._release(outcomes)
+
+    def _delay(self) -> None:
+        if self._to_delay:
+            delays = tuple(self._to_delay)
+            self._queue.delay(delays)
+            self._to_delay.clear()
+            self._held.remove(delay.claim.execution_id for delay in delays)
 
     def _release(self, outcomes: Sequence[Outcome]) -> None:
         if outcomes:

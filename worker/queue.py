@@ -27,7 +27,7 @@ from worker.connection import redis_errors
 from worker.errors import PagemillError
 from worker.queue_access import CANCELLING_KEY, FAILURE_TTL_SECONDS, QueueAccess
 from worker.queue_records import Fields, RecordError, raw_json, read_date, read_record
-from worker.records import AttemptState, Claim, DeadRecord
+from worker.records import AttemptState, Claim, DeadRecord, Retry
 
 DEFAULT_RESULT_TTL_SECONDS = 86_400
 SWEEP_LIMIT = 1_000  # leases, or due jobs, per call: bounds the time that a script holds the server
@@ -59,6 +59,14 @@ class DueJobs:
 
     moved: tuple[str, ...]
     next_in_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A claimed job that is to wait out a back-off."""
+
+    claim: Claim
+    retry: Retry
 
 
 class JobQueue(QueueAccess):
@@ -127,6 +135,23 @@ class JobQueue(QueueAccess):
         reply = self._scripts.call("requeue", [self.worker_name, *_lease_arguments(youngest_first)])
         return _gone(youngest_first, reply)
 
+    def delay(self, delays: Iterable[Delay]) -> frozenset[str]:
+        """Put held jobs off until their retries are due, once SQL has them so; `enqueue_due` brings them back. One
+        that somebody asked to cancel meanwhile goes to its queue at once. Returns the execution ids of leases that
+        are gone, for which nothing was written."""
+        delayed = list(delays)
+        if not delayed:
+            return frozenset()
+        arguments: list[str | int] = [self.worker_name]
+        for delay in delayed:
+            arguments += _lease_arguments([delay.claim])
+            arguments += (f"{delay.retry.due_at.timestamp():.6f}", delay.retry.retry_count)
+        reply = self._scripts.call("delay", arguments)
+        for delay, code in zip(delayed, reply, strict=True):
+            if code == 2:
+                self._release_slot(delay.claim)
+        return _gone([delay.claim for delay in delayed], reply)
+
     def sweep(self, queues: Iterable[str]) -> tuple[str, ...]:
         """Put jobs whose leases ran out, of whatever worker, back at the heads of their queues; at most `SWEEP_LIMIT`
         per call. Returns their ids."""
@@ -173,6 +198,16 @@ class JobQueue(QueueAccess):
             raise  # Redis is away: the whole call is to be repeated
         except Exception:  # RQ reads foreign records here; whatever they hold, the end of this job stands
             logger.exception("job %s has ended, but the jobs that depend on it could not be released", claim.job_id)
+
+    def _release_slot(self, claim: Claim) -> None:
+        """Free the rate limit's slot of a job that waits out a back-off."""
+        try:
+            with redis_errors():
+                release_slot(Job.fetch(claim.job_id, connection=self.connection, serializer=JSONSerializer))
+        except PagemillError:
+            raise  # Redis is away: the whole call is to be repeated
+        except Exception:  # RQ's maintenance frees it, too
+            logger.exception("job %s is delayed, but its rate limit's slot could not be freed", claim.job_id)
 
 
 def _lease_arguments(claims: Iterable[Claim]) -> list[str | int]:
@@ -223,6 +258,7 @@ def _read_claim(
         payload_json=record.payload_json,
         enqueued_at=record.enqueued_at,
         claimed_at=claimed_at or datetime.fromtimestamp(int(claimed_us or epoch) / 1e6, UTC),
+        retries=record.retries,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rq.job import JobStatus
 
+from worker.backoff import RetryPolicy
 from worker.errors import InvalidJob, PagemillError
 from worker.jobs import FUNCTION_NAME, MAX_PAYLOAD_BYTES, PromptJob, parse_job
 
@@ -20,6 +21,7 @@ STATUSES = frozenset(status.value for status in JobStatus)
 SECONDS_FIELDS = ("timeout", "result_ttl", "failure_ttl", "ttl")
 DATE_FIELDS = ("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat")
 _DATE = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
+_COUNT = re.compile(rb"\d{1,9}", re.ASCII)
 
 Fields = Mapping[bytes, bytes]
 
@@ -39,6 +41,7 @@ class PromptRecord:
     job: PromptJob
     payload_json: str
     enqueued_at: datetime  # UTC
+    retries: RetryPolicy
 
 
 def read_record(fields: Fields) -> PromptRecord:
@@ -57,7 +60,7 @@ def read_record(fields: Fields) -> PromptRecord:
         job = parse_job(payload)
     except InvalidJob as error:
         raise RecordError(error.code, str(error)) from None
-    return PromptRecord(job, json.dumps(payload), enqueued_at)
+    return PromptRecord(job, json.dumps(payload), enqueued_at, _read_retries(job, fields))
 
 
 def read_date(text: bytes) -> datetime | None:
@@ -73,6 +76,39 @@ def read_date(text: bytes) -> datetime | None:
 def raw_json(fields: Fields) -> str:
     """Return a record's fields as ASCII JSON for keeping: text as text, other bytes as hex, very long ones cut."""
     return json.dumps({_show(name): _show(value) for name, value in fields.items()})
+
+
+def _read_retries(job: PromptJob, fields: Fields) -> RetryPolicy:
+    """Return what the job asks for itself, else what RQ's Retry asks for, else the default."""
+    rqs = _read_rqs_retries(fields)
+    if job.max_retries is not None:
+        return RetryPolicy(job.max_retries)
+    return RetryPolicy() if rqs is None else rqs
+
+
+def _read_rqs_retries(fields: Fields) -> RetryPolicy | None:
+    """Return the policy of RQ's Retry, whose count goes down as ours goes up; None where there is none."""
+    left, spent = (_read_count(name, fields.get(name.encode())) for name in ("retries_left", "pagemill_retries"))
+    text = fields.get(b"retry_intervals", b"[]")
+    try:
+        intervals = json.loads(text)
+    except (ValueError, RecursionError):
+        intervals = None
+    if not isinstance(intervals, list) or not all(_is_interval(interval) for interval in intervals):
+        raise RecordError("corrupt_record", f"retry_intervals: {_shorten(text)} is not a list of seconds")
+    return None if left is None else RetryPolicy(left + (spent or 0), tuple(intervals))
+
+
+def _is_interval(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_SECONDS
+
+
+def _read_count(name: str, value: bytes | None) -> int | None:
+    if value is None:
+        return None
+    if not _COUNT.fullmatch(value):
+        raise RecordError("corrupt_record", f"{name}: {_shorten(value)} is not a count")
+    return int(value)
 
 
 def _read_payload(data: bytes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from worker.server_errors import refused_script_line
 
 SCRIPT_NAMES = (
     *("claim", "recover", "extend", "acknowledge", "requeue", "sweep", "dead_letter"),
-    *("enqueue", "enqueue_due", "cancel", "mark", "marked"),
+    *("enqueue", "delay", "enqueue_due", "cancel", "mark", "marked"),
 )
 INCLUDES = {"claim": ("taking",)}  # besides common.lua
 

@@ -1,9 +1,10 @@
 """What travels between the queue, the engine's threads and SQL: frozen, plain, no I/O."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from worker.backoff import RetryPolicy
 from worker.jobs import PromptJob
 
 
@@ -44,6 +45,7 @@ class Claim:
     payload_json: str  # the job's JSON object as it was enqueued
     enqueued_at: datetime  # UTC
     claimed_at: datetime  # UTC, Redis's clock
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,18 @@ class JobStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """Another attempt, after a back-off: not before `due_at` (UTC, Redis's clock). `retry_count` is what the job has
+    spent by then, this retry included."""
+
+    due_at: datetime
+    retry_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one attempt, ready to be committed and acknowledged."""
+    """The end of one attempt, ready to be committed and acknowledged. One with a `retry`, which is FAILED or REQUEUED,
+    is not the end of its job."""
 
     claim: Claim
     state: AttemptState
@@ -91,3 +103,4 @@ class Outcome:
     error_code: str | None
     error_message: str | None
     stats: JobStats | None
+    retry: Retry | None = None

@@ -1,6 +1,7 @@
 """Beginning and finishing attempts: the fence, repeats, double delivery, threads. On both databases."""
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -15,7 +16,13 @@ from worker.records import AttemptState, JobState, Outcome
 from worker.store import JobStore
 from worker.tables import AttemptRow, JobRow, JobStatsRow, ResultRow
 
-NONE_REFUSED = BegunAttempts(terminal={}, stale=frozenset())
+Refused = tuple[Mapping[str, JobState], frozenset[str]]
+
+NONE_REFUSED: Refused = ({}, frozenset())
+
+
+def refused(attempts: BegunAttempts) -> Refused:
+    return attempts.terminal, attempts.stale
 
 
 def job_of(store: JobStore, job_id: str) -> JobDetail:
@@ -30,7 +37,7 @@ def attempt_states(store: JobStore, job_id: str) -> list[AttemptState]:
 
 def test_first_attempt_writes_job_and_attempt(store: JobStore) -> None:
     claim = claim_of("a", 5, queue="high", tenant="acme", model="smollm2", custom_id="row-1")
-    assert store.begin_attempts([claim], "w1") == NONE_REFUSED
+    assert refused(store.begin_attempts([claim], "w1")) == NONE_REFUSED
     job = job_of(store, "a")
     assert (job.queue, job.tenant, job.model, job.custom_id) == ("high", "acme", "smollm2", "row-1")
     assert (job.state, job.epoch, job.attempt_count, job.payload) == (JobState.RUNNING, 5, 1, claim.payload_json)
@@ -49,7 +56,7 @@ def test_job_that_names_no_model_has_the_workers(store: JobStore) -> None:
 
 
 def test_nothing_to_begin_or_finish(store: JobStore) -> None:
-    assert store.begin_attempts([], "w1") == NONE_REFUSED
+    assert refused(store.begin_attempts([], "w1")) == NONE_REFUSED
     assert store.finish_attempts([]) == frozenset()
 
 
@@ -110,7 +117,7 @@ def test_attempt_handed_back_queues_the_job_without_output(store: JobStore, ende
     assert (job.result, job.stats) == (None, None)
     assert (job.attempts[0].state, job.attempts[0].error_code) == (ended, f"{ended.value}_code")
 
-    assert store.begin_attempts([claim_of("a", 2, at_s=30.0)], "w2") == NONE_REFUSED
+    assert refused(store.begin_attempts([claim_of("a", 2, at_s=30.0)], "w2")) == NONE_REFUSED
     job = job_of(store, "a")
     assert (job.attempt_count, job.started_at) == (2, claim.claimed_at)
     assert attempt_states(store, "a") == [ended, AttemptState.RUNNING]
@@ -124,7 +131,7 @@ def test_running_outcome_is_refused(store: JobStore) -> None:
 def test_later_claim_loses_the_running_attempt(store: JobStore) -> None:
     store.begin_attempts([claim_of("a", 1)], "w1")
     later = claim_of("a", 2, at_s=60.0)
-    assert store.begin_attempts([later], "w2") == NONE_REFUSED
+    assert refused(store.begin_attempts([later], "w2")) == NONE_REFUSED
     first, second = job_of(store, "a").attempts
     assert (first.state, first.ended_at, first.error_code) == (AttemptState.LOST, later.claimed_at, "lease_lost")
     assert (second.state, second.worker_name) == (AttemptState.RUNNING, "w2")
@@ -202,7 +209,7 @@ def test_ended_jobs_begin_no_attempt(store: JobStore) -> None:
     store.begin_attempts(list(claims.values()), "w1")
     store.finish_attempts([outcome_of(claims[name], state) for name, state in ends.items()])
     begun = store.begin_attempts([*(claim_of(name, 2) for name in ends), claim_of("new")], "w2")
-    assert begun == BegunAttempts({name: JobState(state.value) for name, state in ends.items()}, frozenset())
+    assert refused(begun) == ({name: JobState(state.value) for name, state in ends.items()}, frozenset())
     assert all(len(job_of(store, name).attempts) == 1 for name in ends)
     assert attempt_states(store, "new") == [AttemptState.RUNNING]
 
@@ -210,7 +217,7 @@ def test_ended_jobs_begin_no_attempt(store: JobStore) -> None:
 def test_claim_not_above_the_jobs_epoch_is_stale(store: JobStore) -> None:
     store.begin_attempts([claim_of("a", 5), claim_of("b", 5)], "w1")
     begun = store.begin_attempts([claim_of("a", 4), claim_of("b", 5), claim_of("c", 1)], "w2")
-    assert begun == BegunAttempts({}, frozenset({"a", "b"}))
+    assert refused(begun) == ({}, frozenset({"a", "b"}))
     assert (job_of(store, "a").epoch, job_of(store, "a").attempt_count) == (5, 1)
 
 
@@ -225,12 +232,12 @@ def test_repeated_begin_by_its_own_worker_is_not_stale(store: JobStore) -> None:
     claim = claim_of("a", 5)
     store.begin_attempts([claim], "w1")
     before = store.job("a")
-    assert store.begin_attempts([claim], "w1") == NONE_REFUSED
+    assert refused(store.begin_attempts([claim], "w1")) == NONE_REFUSED
     assert store.job("a") == before
 
 
 def test_later_of_two_claims_in_one_call_counts(store: JobStore) -> None:
-    assert store.begin_attempts([claim_of("a", 3), claim_of("a", 2)], "w1") == NONE_REFUSED
+    assert refused(store.begin_attempts([claim_of("a", 3), claim_of("a", 2)], "w1")) == NONE_REFUSED
     assert (job_of(store, "a").epoch, len(job_of(store, "a").attempts)) == (3, 1)
 
 
@@ -252,7 +259,7 @@ def test_batch_is_written_with_the_first_of_its_jobs(store: JobStore) -> None:
 def test_more_jobs_than_one_statement_takes(store: JobStore) -> None:
     count = 2 * IDS_PER_STATEMENT + 7
     claims = [claim_of(f"job-{number}", 1, batch_id=f"batch-{number % 3}") for number in range(count)]
-    assert store.begin_attempts(claims, "w1") == NONE_REFUSED
+    assert refused(store.begin_attempts(claims, "w1")) == NONE_REFUSED
     assert store.finish_attempts([outcome_of(claim) for claim in claims]) == frozenset()
     again = store.begin_attempts([replace(claim, epoch=2) for claim in claims], "w2")
     assert len(again.terminal) == count
@@ -282,7 +289,7 @@ def test_two_workers_claim_the_same_jobs_at_once(store: JobStore) -> None:
 
     with ThreadPoolExecutor(2) as threads:
         earlier, later = threads.map(begin, (1, 2))
-    assert later == NONE_REFUSED
+    assert refused(later) == NONE_REFUSED
     assert earlier.stale in (frozenset(), frozenset(job_ids))
     assert all(job_of(store, job_id).epoch == 2 for job_id in job_ids)
 

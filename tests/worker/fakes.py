@@ -130,6 +130,7 @@ def make_flow(
         transformers_version="0",
         started_at=utc_now(),
     )
+    settings = {"retry_base_seconds": 0.01, **settings}
     return Flow(Settings(data_dir=Path("unused"), **settings), connection, store, model, record)
 
 

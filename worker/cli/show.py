@@ -70,6 +70,8 @@ def _print_detail(job: JobDetail) -> None:
         "batch": job.batch_id,
         "custom id": job.custom_id,
         "error": f"{job.error_code}: {job.error_message}" if job.error_code else None,
+        "retry due": job.retry_at,
+        "retries spent": job.retry_count or None,
         "enqueued": job.enqueued_at,
         "started": job.started_at,
         "ended": job.ended_at,

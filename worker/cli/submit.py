@@ -50,6 +50,7 @@ from worker.submission import CHUNK_JOBS, NewJob, enqueue
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="May be repeated.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token.")
+@click.option("--max-retries", type=int, help="Attempts after the first, where an error may pass.  [default: 2]")
 @click.option("--custom-id", help="Your own name for the job.")
 @click.option("--metadata", multiple=True, metavar="NAME=VALUE", help="Kept with the job; may be repeated.")
 @click.option(
