@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from worker.appetite import Appetite
 from worker.attempts import BegunAttempts
 from worker.errors import ServiceUnavailable, TryLater
 from worker.failpoints import Failpoints, Point
@@ -33,6 +34,7 @@ class Claimer:
         store: JobStore,
         held: HeldJobs,
         queues: Sequence[str],
+        appetite: Appetite,
         take: Callable[[HeldJob], None],
         lose: Callable[[HeldJob], None],
         failpoints: Failpoints,
@@ -42,6 +44,7 @@ class Claimer:
         self._store = store
         self._held = held
         self._queues = tuple(queues)
+        self._appetite = appetite
         self._take = take
         self._lose = lose
         self._failpoints = failpoints
@@ -55,7 +58,7 @@ class Claimer:
         this one stopped, with the claims that SQL has not taken, or with those whose reply was lost.
         """
         if self._pending is None:
-            if self._held.room < 1:
+            if not self._reply_lost and self._num_wanted() < 1:
                 return 0
             self._pending = self._fetch()
             self._hold(self._pending.claims)
@@ -85,12 +88,16 @@ class Claimer:
         for job_id in self._queue.sweep(self._queues):
             logger.warning("job %s: its worker fell silent; queued again", job_id)
 
+    def _num_wanted(self) -> int:
+        """Return how many jobs to claim now: what the engine can soon use, within what may be held."""
+        return min(self._held.room, self._appetite.num_jobs())
+
     def _fetch(self) -> Claimed:
         try:
             if self._reply_lost:
                 claimed = self._queue.recover(job.claim.execution_id for job in self._held.all())
             else:
-                claimed = self._queue.claim(self._queues, self._held.room)
+                claimed = self._queue.claim(self._queues, self._num_wanted())
         except (ServiceUnavailable, TryLater):
             self._reply_lost = True
             raise

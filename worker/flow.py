@@ -19,6 +19,7 @@ import redis
 
 from engine.engine import Engine
 from engine.stopping import Detokenize
+from worker.appetite import Appetite
 from worker.backoff import Backoff
 from worker.beats import Beat, Leases
 from worker.claiming import Claimer
@@ -100,7 +101,9 @@ class Flow:
             "presence": Beat(self._beat_in_sql, settings.beat_seconds, "beat in SQL"),
         }
         self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
-        self._claimer = Claimer(job_queue, store, self._held, settings.queues, self._intake.put, self._lose, failpoints)
+        appetite = Appetite(self._held, model.engine.config, model.engine.status)
+        take, lose = self._intake.put, self._lose
+        self._claimer = Claimer(job_queue, store, self._held, settings.queues, appetite, take, lose, failpoints)
 
     def progress(self) -> WorkerProgress:
         """Return the state now; from any thread. Raises ServiceUnavailable when Redis is down."""

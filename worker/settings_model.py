@@ -103,7 +103,13 @@ class Settings(BaseModel):
         default="auto", description="type of the weights and of the KV cache"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto is a GPU where there is one")
-    max_jobs: int = Field(default=64, ge=1, le=4096, description="jobs that a worker holds at once")
+    max_jobs: int = Field(
+        default=256,
+        ge=1,
+        le=4096,
+        description="most jobs that a worker holds, results that SQL has not taken yet included; claims follow the "
+        "engine's free blocks below that",
+    )
     drain_seconds: float = Field(
         default=30.0, ge=0.0, le=3600.0, allow_inf_nan=False, description="time to finish held jobs after SIGTERM"
     )
