@@ -144,7 +144,7 @@ def _upsert_running(connection: Connection, rows: list[dict[str, Any]]) -> dict[
     """Insert or advance each job to its claim. Return those that took it; the retries they have spent stay spent."""
     statement = upserting(connection, JobRow)
     excluded = statement.excluded
-    replaced = ("queue", "tenant", "model", "batch_id", "custom_id", "payload", "state", "epoch")
+    replaced = ("queue", "tenant", "model", "batch_id", "custom_id", "payload", "state", "epoch", "deadline_at")
     advance = statement.on_conflict_do_update(
         index_elements=[JobRow.id],
         set_={

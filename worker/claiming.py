@@ -106,7 +106,7 @@ class Claimer:
 
     def _hold(self, claims: Sequence[Claim]) -> None:
         now = time.monotonic()
-        for earlier in self._held.add(HeldJob(claim, now) for claim in claims):
+        for earlier in self._held.add(HeldJob(claim, now - claim.age_seconds) for claim in claims):
             logger.warning("job %s was claimed again; its earlier attempt here ends", earlier.claim.job_id)
             self._lose(earlier)
 

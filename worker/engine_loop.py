@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import queue
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -65,6 +66,7 @@ class EngineLoop:
         self._emit = emit
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._jobs: dict[str, HeldJob] = {}  # by execution id
+        self._deadlines: dict[str, float] = {}  # of those that have one; seconds on the monotonic clock
 
     def send(self, command: Command) -> None:
         """Hand the loop a command; returns at once. From any thread."""
@@ -81,6 +83,7 @@ class EngineLoop:
                 if isinstance(command, Stop):
                     return
                 self._execute(command)
+            self._expire()
             self._step()
 
     def _drain(self, *, wait: bool) -> list[Command]:
@@ -91,12 +94,26 @@ class EngineLoop:
             except queue.Empty:
                 return commands
 
+    def _expire(self) -> None:
+        """End the jobs whose deadline has passed."""
+        if not self._deadlines:
+            return
+        now = time.monotonic()
+        for execution_id in [name for name, deadline in self._deadlines.items() if now >= deadline]:
+            self._jobs[execution_id].expired = True
+            self._abort(execution_id)
+
+    def _abort(self, execution_id: str) -> None:
+        request = self.engine.abort(execution_id)
+        if request is not None:
+            self._finish(request)
+
     def _execute(self, command: Add | Abort) -> None:
         if isinstance(command, Abort):
-            request = self.engine.abort(command.execution_id)
-            if request is not None:
-                self._finish(request)
-        elif command.job.must_end:
+            self._abort(command.execution_id)
+            return
+        command.job.check_deadline(time.monotonic())
+        if command.job.must_end:
             self._emit(self._outcomes.ended_early(command.job))
         else:
             self._add(command.job)
@@ -113,6 +130,8 @@ class EngineLoop:
             self._emit(self._outcomes.broken(job, error))
         else:
             self._jobs[claim.execution_id] = job
+            if job.deadline is not None:
+                self._deadlines[claim.execution_id] = job.deadline
 
     def _step(self) -> None:
         if not self.engine.has_work:
@@ -127,6 +146,7 @@ class EngineLoop:
             self._finish(request)
 
     def _finish(self, request: Request) -> None:
+        self._deadlines.pop(request.request_id, None)
         self._emit(self._jobs.pop(request.request_id))
 
 

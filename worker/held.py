@@ -21,13 +21,27 @@ class HeldJob:
     tokenize_ms: float = 0.0
     request: Request | None = None  # once the engine has it
     cancel_requested: bool = False  # it is to end as cancelled
+    expired: bool = False  # its deadline has passed: it is to end as failed
     lost: bool = False  # somebody else runs it, or will: it is to end here without a trace
     lease_gone: bool = False  # it is not renewed any more
 
     @property
     def must_end(self) -> bool:
         """Whether it is not worth computing any further."""
-        return self.cancel_requested or self.lost
+        return self.cancel_requested or self.lost or self.expired
+
+    @property
+    def deadline(self) -> float | None:
+        """When the job's deadline passes, in seconds on the monotonic clock; None for never. The local wall clock plays
+        no part: the claim tells what Redis's clock said."""
+        at = self.claim.job.deadline
+        return None if at is None else self.claimed_at + (at - self.claim.claimed_at).total_seconds()
+
+    def check_deadline(self, now: float) -> None:
+        """Note the deadline if it has passed; `now` is in seconds on the monotonic clock."""
+        deadline = self.deadline
+        if deadline is not None and now >= deadline:
+            self.expired = True
 
 
 class HeldJobs:

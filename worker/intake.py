@@ -52,6 +52,7 @@ class Intake:
             self._take(job)
 
     def _take(self, job: HeldJob) -> None:
+        job.check_deadline(time.monotonic())
         if job.must_end:
             self._emit(self._outcomes.ended_early(job))
             return

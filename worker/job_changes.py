@@ -43,6 +43,7 @@ def submitted_columns(submitted: SubmittedJob) -> dict[str, Any]:
         "custom_id": submitted.job.custom_id,
         "payload": submitted.payload_json,
         "enqueued_at": submitted.enqueued_at,
+        "deadline_at": submitted.job.deadline,
     }
 
 

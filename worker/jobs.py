@@ -8,9 +8,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from worker.errors import InvalidJob
 
@@ -53,6 +54,7 @@ class PromptJob(BaseModel):
     it reads and fills the one cache of all jobs that set it. `temperature` 0 is greedy. `seed` None derives a seed from
     the job id, so a second attempt repeats the first.
     `max_retries` None leaves it to RQ's Retry, if the job was enqueued with one, and to the worker's default.
+    A job that has not ended by its `deadline` fails then, its output so far kept.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -80,6 +82,7 @@ class PromptJob(BaseModel):
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)
     ignore_eos: bool = False
     max_retries: int | None = Field(default=None, ge=0, le=MAX_RETRIES)
+    deadline: AwareDatetime | None = None  # UTC
 
     @field_validator("prompt", "system", "model", "custom_id")
     @classmethod
@@ -103,6 +106,24 @@ class PromptJob(BaseModel):
             if len(text) > 512:
                 raise ValueError(f"keys and values may have at most 512 characters, one has {len(text)}")
         return value
+
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _deadline_is_iso_8601(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError("is not an ISO 8601 time with a zone, such as 2026-12-01T06:00:00Z") from None
+
+    @field_validator("deadline", mode="after")
+    @classmethod
+    def _deadline_is_in_utc(cls, value: datetime | None) -> datetime | None:
+        try:
+            return None if value is None else value.astimezone(UTC)
+        except OverflowError:
+            raise ValueError("is not within the years 1 to 9999 in UTC") from None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

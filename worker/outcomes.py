@@ -19,6 +19,8 @@ from worker.records import AttemptState, JobStats, Outcome, Retry
 MS = 1000.0  # milliseconds in a second
 INTERNAL_ERROR = "internal_error"
 RESULT_REFUSED = "result_refused"
+DEADLINE_EXCEEDED = "deadline_exceeded"
+DEADLINE_REASON = "deadline"  # the finish reason of an output that a deadline cut short
 LEASE_LOST = ("lease_lost", "the lease ran out and the job went back to its queue")
 
 
@@ -50,17 +52,18 @@ class OutcomeBuilder:
         assert request.finish_reason is not None, "a finished request has a reason"
         if request.error is not None:
             return self.failed(job, request.error.code, str(request.error))
-        is_cancelled = request.finish_reason is FinishReason.CANCELLED
-        if is_cancelled and job.lost:
+        is_aborted = request.finish_reason is FinishReason.CANCELLED
+        if is_aborted and job.lost:
             return self.ended_early(job)
-        return self._outcome(
+        outcome = self._outcome(
             job,
-            AttemptState.CANCELLED if is_cancelled else AttemptState.DONE,
+            AttemptState.CANCELLED if is_aborted else AttemptState.DONE,
             text=output_text(request, self._detokenize),
             token_ids=tuple(request.output_token_ids),
             finish_reason=request.finish_reason.value,
             stats=self._stats(job, request),
         )
+        return expired(outcome) if is_aborted and job.expired and not job.cancel_requested else outcome
 
     def rejected(self, job: HeldJob, error: InvalidJob | RequestError) -> Outcome:
         """Return the outcome of a job that cannot be served as asked."""
@@ -88,10 +91,11 @@ class OutcomeBuilder:
         return self.failed(job, INTERNAL_ERROR, _internal_message(error))
 
     def ended_early(self, job: HeldJob) -> Outcome:
-        """Return the outcome of a job that must end and has no output: cancelled, or lost to another worker."""
+        """Return the outcome of a job that must end and has no output: lost to another worker, cancelled or expired."""
         if job.lost:
             return self._outcome(job, AttemptState.LOST, error=LEASE_LOST)
-        return self._outcome(job, AttemptState.CANCELLED, finish_reason=FinishReason.CANCELLED.value)
+        outcome = self._outcome(job, AttemptState.CANCELLED, finish_reason=FinishReason.CANCELLED.value)
+        return outcome if job.cancel_requested else expired(outcome)
 
     def handed_back(self, job: HeldJob) -> Outcome:
         return self._outcome(job, AttemptState.REQUEUED)
@@ -102,7 +106,8 @@ class OutcomeBuilder:
         if not policy.allows(job.retry_count):
             return None
         due_at = self._wall_time(job) + timedelta(seconds=self._backoff.seconds(policy, job.retry_count))
-        return Retry(due_at, job.retry_count + 1)
+        deadline = job.claim.job.deadline
+        return None if deadline is not None and due_at >= deadline else Retry(due_at, job.retry_count + 1)
 
     def _outcome(
         self,
@@ -165,6 +170,20 @@ def output_text(request: Request, detokenize: Detokenize) -> str:
     if request.finish_reason is FinishReason.STOP_STRING:
         return text[: stop_position(request.output_token_ids, request.params.stop, detokenize)]
     return text
+
+
+def expired(outcome: Outcome) -> Outcome:
+    """Return what a job's end amounts to when its deadline was the reason; its output stays."""
+    deadline = outcome.claim.job.deadline
+    assert deadline is not None, "only a deadline expires"
+    when = f"after {outcome.completion_tokens} tokens" if outcome.completion_tokens else "before its first token"
+    return replace(
+        outcome,
+        state=AttemptState.FAILED,
+        finish_reason=DEADLINE_REASON,
+        error_code=DEADLINE_EXCEEDED,
+        error_message=f"the deadline {deadline:%Y-%m-%d %H:%M:%S} UTC passed {when}",
+    )
 
 
 def broken_off(outcome: Outcome, error: Exception) -> Outcome:

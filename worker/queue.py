@@ -231,7 +231,7 @@ def _encode_error(text: str | None) -> str:
 def _read_claimed(reply: Sequence[Sequence[Any]]) -> Claimed:
     claims, dead = [], []
     for kind, *record in reply:
-        read = _read_claim(*record) if kind == b"claimed" else _read_buried(*record)
+        read = _read_buried(*record) if kind == b"buried" else _read_claim(kind, *record)
         if isinstance(read, Claim):
             claims.append(read)
         else:
@@ -240,7 +240,7 @@ def _read_claimed(reply: Sequence[Sequence[Any]]) -> Claimed:
 
 
 def _read_claim(
-    job_id: bytes, execution_id: bytes, epoch: bytes, claimed_us: bytes, queue: bytes, flat: Sequence[bytes]
+    kind: bytes, job_id: bytes, execution_id: bytes, epoch: bytes, now_us: bytes, queue: bytes, flat: Sequence[bytes]
 ) -> Claim | DeadRecord:
     fields: Fields = dict(zip(flat[::2], flat[1::2], strict=True))
     try:
@@ -248,7 +248,8 @@ def _read_claim(
     except RecordError as error:
         enqueued_at = read_date(fields.get(b"enqueued_at", b""))
         return DeadRecord(job_id.decode(), queue.decode(), error.code, str(error), raw_json(fields), enqueued_at)
-    claimed_at = None if claimed_us else read_date(fields.get(b"started_at", b""))
+    now = datetime.fromtimestamp(int(now_us) / 1e6, UTC)
+    claimed_at = (read_date(fields.get(b"started_at", b"")) if kind == b"recovered" else None) or now
     return Claim(
         job_id=job_id.decode(),
         execution_id=execution_id.decode(),
@@ -257,7 +258,8 @@ def _read_claim(
         job=record.job,
         payload_json=record.payload_json,
         enqueued_at=record.enqueued_at,
-        claimed_at=claimed_at or datetime.fromtimestamp(int(claimed_us or epoch) / 1e6, UTC),
+        claimed_at=claimed_at,
+        age_seconds=max(0.0, (now - claimed_at).total_seconds()),
         retries=record.retries,
     )
 

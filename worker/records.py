@@ -45,6 +45,7 @@ class Claim:
     payload_json: str  # the job's JSON object as it was enqueued
     enqueued_at: datetime  # UTC
     claimed_at: datetime  # UTC, Redis's clock
+    age_seconds: float = 0.0  # at the reply that brought it: more than 0 where an earlier reply was lost
     retries: RetryPolicy = field(default_factory=RetryPolicy)
 
 
@@ -97,7 +98,7 @@ class Outcome:
     ended_at: datetime  # UTC
     text: str | None
     token_ids: tuple[int, ...]
-    finish_reason: str | None  # stop, stop_string, length, cancelled
+    finish_reason: str | None  # stop, stop_string, length, cancelled, deadline
     prompt_tokens: int
     completion_tokens: int
     error_code: str | None

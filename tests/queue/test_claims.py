@@ -4,6 +4,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import redis
 from rq import Queue
 from rq.suspension import resume, suspend
+from rq.utils import utcformat
 
 from worker.connection import connect
 from worker.errors import ServiceUnavailable
@@ -128,9 +131,22 @@ def test_jobs_of_a_lost_claim_come_back_once(worker_queue: JobQueue, enqueue: En
     known = worker_queue.claim(["default"], 1).claims
     lost = worker_queue.claim(["default"], 3).claims
     recovered = worker_queue.recover([claim.execution_id for claim in known]).claims
-    assert recovered == lost
+    assert [replace(claim, age_seconds=0.0) for claim in recovered] == list(lost)
     assert job_ids(recovered) == enqueued[1:]
     assert worker_queue.recover([claim.execution_id for claim in (*known, *lost)]).claims == ()
+
+
+def test_a_recovered_claim_tells_its_age(
+    queue_connection: redis.Redis, worker_queue: JobQueue, enqueue: Enqueue
+) -> None:
+    (job_id,) = enqueue(1)
+    (claim,) = worker_queue.claim(["default"], 1).claims
+    assert claim.age_seconds == 0.0
+    long_ago = claim.claimed_at - timedelta(seconds=100)
+    queue_connection.hset(f"rq:job:{job_id}", "started_at", utcformat(long_ago))
+    (recovered,) = worker_queue.recover([]).claims
+    assert recovered.claimed_at == long_ago
+    assert recovered.age_seconds == pytest.approx(100, abs=5)
 
 
 def test_a_claim_whose_reply_was_lost_is_recovered(lossy_proxy: Any, tmp_path: Path) -> None:

@@ -90,6 +90,27 @@ class Since(click.ParamType[datetime]):
             self.fail(f"{value!r} is not a time; write for example 1h, 7d, 2026-05-01 or 2026-05-01T08:00", param, ctx)
 
 
+class Until(click.ParamType[str]):
+    """A moment to come: a span from now (30s, 10m, 2h, 1d), or an ISO date and time, local by default."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the moment in ISO 8601, UTC, or fail with the forms that are understood."""
+        span = _SPAN.fullmatch(value)
+        now = datetime.now(UTC)
+        try:
+            if span is not None:
+                moment = now + timedelta(**{_UNITS[span["unit"]]: float(span["number"])})
+            else:
+                moment = datetime.fromisoformat(value).astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a time; write for example 10m, 2h or 2026-05-01T08:00", param, ctx)
+        if moment <= now:
+            self.fail(f"{value!r} is in the past", param, ctx)
+        return moment.isoformat()
+
+
 def _apply(command: Callable[P, R], *options: Decorator[P, R]) -> Callable[P, R]:
     for option in reversed(options):
         command = option(command)

@@ -70,6 +70,7 @@ def _print_detail(job: JobDetail) -> None:
         "batch": job.batch_id,
         "custom id": job.custom_id,
         "error": f"{job.error_code}: {job.error_message}" if job.error_code else None,
+        "deadline": job.deadline_at,
         "retry due": job.retry_at,
         "retries spent": job.retry_count or None,
         "enqueued": job.enqueued_at,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from worker.cli.options import QueueName, json_option, service_options
+from worker.cli.options import QueueName, Until, json_option, service_options
 from worker.cli.output import message, print_json
 from worker.cli.progress import Progress, StatusLine
 from worker.cli.prompts import (
@@ -51,6 +51,7 @@ from worker.submission import CHUNK_JOBS, NewJob, enqueue
 @click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="May be repeated.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token.")
 @click.option("--max-retries", type=int, help="Attempts after the first, where an error may pass.  [default: 2]")
+@click.option("--deadline", type=Until(), help="Fail what has not ended by then: 10m, 2h or 2026-05-01T08:00.")
 @click.option("--custom-id", help="Your own name for the job.")
 @click.option("--metadata", multiple=True, metavar="NAME=VALUE", help="Kept with the job; may be repeated.")
 @click.option(

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- Return the jobs that this worker holds without knowing it: the reply of their claim was lost.
 -- Arguments: prefix, worker name, known execution id...
--- Reply: as of claim.lua, but the fields are those after the claim, with no time: started_at has it.
+-- Reply: as of claim.lua, but each record is a 'recovered' one, the time is now's, and the fields are those after the
+-- claim, whose started_at has its time.
 
 local worker_name = ARGV[2]
 local known = {}
@@ -18,7 +19,7 @@ for _, member in ipairs(call('SMEMBERS', executions)) do
         local queue = is_hash(job) and call('HGET', job, 'pagemill_queue')
         if queue and holds(queue, job_id, execution_id) then
             local epoch = call('HGET', job, 'pagemill_epoch')
-            found[#found + 1] = {'claimed', job_id, execution_id, epoch, '', queue, call('HGETALL', job)}
+            found[#found + 1] = {'recovered', job_id, execution_id, epoch, string.format('%.0f', NOW_US), queue, call('HGETALL', job)}
         end
     end
 end
