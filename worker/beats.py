@@ -26,6 +26,10 @@ class Beat:
         self._what = what
         self._stopped = threading.Event()
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped.is_set()
+
     def stop(self) -> None:
         self._stopped.set()
 

@@ -15,6 +15,7 @@ class ErrorClass(StrEnum):
 ERROR_CLASSES: Mapping[str, ErrorClass] = {
     "lease_lost": ErrorClass.INFRASTRUCTURE,
     "fenced": ErrorClass.INFRASTRUCTURE,
+    "queue_lost": ErrorClass.INFRASTRUCTURE,
     "internal_error": ErrorClass.TRANSIENT,
     "numerical_error": ErrorClass.TRANSIENT,
     "duplicate_request": ErrorClass.TRANSIENT,
@@ -26,6 +27,7 @@ ERROR_CLASSES: Mapping[str, ErrorClass] = {
     "context_length": ErrorClass.PERMANENT,
     "kv_capacity": ErrorClass.PERMANENT,
     "out_of_memory": ErrorClass.PERMANENT,  # with the device to itself
+    "deadline_exceeded": ErrorClass.PERMANENT,
     "model_not_served": ErrorClass.PERMANENT,
     "deadline_exceeded": ErrorClass.PERMANENT,
     "result_refused": ErrorClass.PERMANENT,  # SQL takes anything else, so it would refuse the same output again

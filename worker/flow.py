@@ -36,6 +36,8 @@ from worker.outcomes import OutcomeBuilder
 from worker.persister import Persister
 from worker.progress import WorkerProgress
 from worker.queue import JobQueue
+from worker.reconcile_chore import ReconcileChore
+from worker.reconciling import RealRepairs, Reconciler
 from worker.rq_worker import Drain, PagemillWorker
 from worker.settings_model import Settings
 from worker.store import JobStore
@@ -96,9 +98,17 @@ class Flow:
         self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints)
         self._intake = Intake(model.encode, model.names, outcomes, self._loop.send, self._persister.put)
         self._leases = Leases(job_queue, self._held, self._lose, self._cancel)
+        repairs = RealRepairs(store, connection, settings.result_ttl_seconds)
+        chore = ReconcileChore(
+            Reconciler(store, connection, repairs),
+            connection,
+            settings.reconcile_seconds,
+            stopped=lambda: self._beats["reconcile"].is_stopped,
+        )
         self._beats = {
             "leases": Beat(self._beat_in_redis, settings.beat_seconds, "renew leases"),
             "presence": Beat(self._beat_in_sql, settings.beat_seconds, "beat in SQL"),
+            "reconcile": Beat(chore.run, settings.sweep_seconds, "reconcile the queue with SQL"),
         }
         self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
         appetite = Appetite(self._held, model.engine.config, model.engine.status)

@@ -16,6 +16,7 @@ from worker.server_errors import refused_script_line
 SCRIPT_NAMES = (
     *("claim", "recover", "extend", "acknowledge", "requeue", "sweep", "dead_letter"),
     *("enqueue", "delay", "enqueue_due", "cancel", "mark", "marked"),
+    *("locate", "strays", "adopt", "reconcile_due"),
 )
 INCLUDES = {"claim": ("taking",)}  # besides common.lua
 

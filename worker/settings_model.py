@@ -152,6 +152,13 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         description="longest back-off before any retry: it doubles with each",
     )
+    reconcile_seconds: float = Field(
+        default=300.0,
+        ge=1.0,
+        le=86_400.0,
+        allow_inf_nan=False,
+        description="time between two searches for jobs that SQL has and Redis lost",
+    )
     record: bool = Field(
         default=True, description="submit writes jobs to SQL before Redis, so that a lost queue can be rebuilt"
     )

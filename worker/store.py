@@ -5,7 +5,7 @@ from datetime import datetime
 
 from sqlalchemy import Engine
 
-from worker import attempts, fleet, job_changes, lookups
+from worker import attempts, fleet, job_changes, lookups, unfinished
 from worker.attempts import BegunAttempts
 from worker.database import reading, writing
 from worker.fleet import WorkerCounters, WorkerDetail, WorkerRecord
@@ -13,6 +13,7 @@ from worker.job_changes import SubmittedJob
 from worker.lookups import BatchProgress, JobDetail, JobResult, StateCount
 from worker.records import Claim, DeadRecord, JobState, Outcome
 from worker.tables import utc_now
+from worker.unfinished import UnfinishedJob, UnfinishedJobs
 
 
 class JobStore:
@@ -58,6 +59,39 @@ class JobStore:
         """Put ended jobs back to queued; return the ids of those that were. See `job_changes.requeue_ended`."""
         with writing(self._engine) as connection:
             return job_changes.requeue_ended(connection, job_ids)
+
+    # Jobs that have not ended, for reconciling the queue.
+
+    def count_unfinished(self) -> UnfinishedJobs:
+        """Count the jobs that wait or run."""
+        with reading(self._engine) as connection:
+            return unfinished.count_unfinished(connection)
+
+    def unfinished(self, after: UnfinishedJob | None, until: datetime, limit: int) -> tuple[UnfinishedJob, ...]:
+        """Return the next page of jobs that wait or run. See `unfinished.find_unfinished`."""
+        with reading(self._engine) as connection:
+            return unfinished.find_unfinished(connection, after, until, limit)
+
+    def requeue_lost(self, jobs: Sequence[UnfinishedJob]) -> frozenset[str]:
+        """Put jobs whose workers are gone back to queued. See `unfinished.requeue_lost`."""
+        if not jobs:
+            return frozenset()
+        with writing(self._engine) as connection:
+            return unfinished.requeue_lost(connection, jobs, self._clock())
+
+    def expire_lost(self, jobs: Sequence[UnfinishedJob]) -> frozenset[str]:
+        """End jobs whose deadline has passed. See `unfinished.expire_lost`."""
+        if not jobs:
+            return frozenset()
+        with writing(self._engine) as connection:
+            return unfinished.expire_lost(connection, jobs, self._clock())
+
+    def cancel_lost(self, jobs: Sequence[UnfinishedJob]) -> frozenset[str]:
+        """End jobs that Redis has as cancelled. See `unfinished.cancel_lost`."""
+        if not jobs:
+            return frozenset()
+        with writing(self._engine) as connection:
+            return unfinished.cancel_lost(connection, jobs, self._clock())
 
     # Workers.
 

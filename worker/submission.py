@@ -44,7 +44,7 @@ class NewJob:
 class QueueRecord:
     """What a job's record in the queue is made of. `enqueued_at` and `due_at` are UTC.
 
-    `epoch` is that of the job's latest claim, None before the first. A job that is due later waits until then.
+    `epoch` is that of the job's latest claim, None before the first. A job that is `due_at` later waits until then.
     """
 
     job_id: str
@@ -52,6 +52,7 @@ class QueueRecord:
     payload_json: str
     enqueued_at: datetime
     epoch: int | None = None
+    retries: int | None = None
     due_at: datetime | None = None
 
 
@@ -185,5 +186,6 @@ def _arguments(record: QueueRecord) -> tuple[Argument, ...]:
         str(get_call_string(FUNCTION_NAME, [record.payload], {}, max_length=DESCRIPTION_CHARACTERS)),
         utcformat(record.enqueued_at),
         "" if record.epoch is None else record.epoch,
+        "" if record.retries is None else record.retries,
         "" if record.due_at is None else record.due_at.timestamp(),
     )

@@ -21,12 +21,14 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from worker.records import AttemptState, JobState
 
 REPLACEMENT_CHARACTER = "\ufffd"
+UNFINISHED = "state IN ('queued', 'running')"  # the condition of an index
 
 
 def utc_now() -> datetime:
@@ -132,6 +134,13 @@ class JobRow(Base):
         Index(None, "batch_id"),
         Index(None, "ended_at"),
         Index(None, "tenant", "model"),
+        Index(
+            "ix_jobs_enqueued_at_id",
+            "enqueued_at",
+            "id",
+            sqlite_where=text(UNFINISHED),
+            postgresql_where=text(UNFINISHED),
+        ),
         CheckConstraint("epoch >= 0", name="epoch"),
         CheckConstraint("attempt_count >= 0", name="attempt_count"),
     )

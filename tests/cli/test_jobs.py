@@ -20,7 +20,7 @@ def submit(run: Run, prompt: str = "a question", *flags: str) -> str:
 
 
 def test_waiting_job_is_found_in_redis(run: Run) -> None:
-    job_id = submit(run, "what waits?", "--max-tokens", "5")
+    job_id = submit(run, "what waits?", "--max-tokens", "5", "--no-record")
     assert json.loads(run("status", job_id, "--json").stdout) == {job_id: "queued"}
     shown = run("show", job_id)
     assert shown.exit_code == 0
@@ -159,7 +159,7 @@ def test_retry_finishes_what_an_interrupted_one_began(
 def test_retry_refuses_a_record_that_is_no_prompt(
     run: Run, canned_worker: CannedWorker, empty_queue: redis.Redis
 ) -> None:
-    job_id = submit(run)
+    job_id = submit(run, "a question", "--no-record")
     empty_queue.hset(f"rq:job:{job_id}", "data", b"\x80\x04junk")
     dead = canned_worker.queue.claim(["default"], 1).dead
     canned_worker.store.record_dead(dead)
@@ -168,6 +168,19 @@ def test_retry_refuses_a_record_that_is_no_prompt(
     refused = run("retry", job_id)
     assert refused.exit_code == 1
     assert "its record is no prompt job" in refused.stdout
+
+
+def test_a_recorded_job_outlives_its_spoilt_queue_record(
+    run: Run, canned_worker: CannedWorker, empty_queue: redis.Redis
+) -> None:
+    job_id = submit(run)
+    empty_queue.hset(f"rq:job:{job_id}", "data", b"\x80\x04junk")
+    dead = canned_worker.queue.claim(["default"], 1).dead
+    canned_worker.store.record_dead(dead)
+    canned_worker.queue.dead_letter(dead)
+    assert json.loads(run("retry", job_id, "--json").stdout) == {job_id: "retried"}
+    (claim,) = canned_worker.claim()
+    assert (claim.job_id, claim.job.prompt) == (job_id, "a question")
 
 
 def test_tail_of_a_done_job_prints_the_stored_output(run: Run, canned_worker: CannedWorker) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from tests.sql.builders import claim_of, dead_of, outcome_of, submitted_of
+from tests.sql.builders import after, claim_of, dead_of, outcome_of, submitted_of
 from worker.database import reading
 from worker.records import AttemptState
 from worker.store import JobStore
@@ -39,10 +39,18 @@ def test_store_reads_no_table_whole(database: Engine, store: JobStore, statement
     store.states(["done", "dead"])
     store.results(["done"])
     store.batch("night")
+    store.begin_attempts([claim_of("lost", 1)], "w1")
+    store.count_unfinished()
+    page = store.unfinished(None, after(60), 10)
+    store.unfinished(page[-1], after(60), 10)
+    store.requeue_lost(page)
+    assert [job.job_id for job in page] == ["failed", "handed-back", "lost"]
     verbs = ("SELECT", "UPDATE", "DELETE", "INSERT")
     planned = [(sql, values) for sql, values in statements if sql.startswith(verbs)]
     assert len(planned) > 20
     with reading(database) as connection:
         for sql, values in planned:
             plan = [row[-1] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)]
-            assert not any(step.startswith("SCAN ") and "CONSTANT" not in step for step in plan), (sql, plan)
+            harmless = ("CONSTANT", "ix_jobs_enqueued_at_id")  # the index of the jobs that have not ended
+            whole = [step for step in plan if step.startswith("SCAN ") and not any(word in step for word in harmless)]
+            assert not whole, (sql, plan)

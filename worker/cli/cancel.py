@@ -15,7 +15,9 @@ from worker.cli.tables import print_table
 from worker.errors import ExitCode
 from worker.job_changes import SubmittedJob
 from worker.jobs import parse_job
+from worker.lookups import JobDetail
 from worker.queue_access import Cancellation, CancelOutcome, QueueAccess
+from worker.records import JobState
 from worker.settings import load_settings
 
 WORDS = {
@@ -51,6 +53,11 @@ def cancel(job_ids: tuple[str, ...], as_json: bool, **flags: Any) -> None:
             answers[job_id] = access.cancel(job_id)
             if job is not None and _is_cancelled(answers[job_id]):
                 cancelled += _as_submitted(job)
+            elif answers[job_id].outcome is CancelOutcome.UNKNOWN:
+                lost = _lost_by_redis(store.job(job_id))
+                cancelled += lost
+                if lost:
+                    answers[job_id] = Cancellation(CancelOutcome.CANCELLED_WAITING, None)
         store.record_cancelled(cancelled)
     if as_json:
         print_json(answers)
@@ -66,6 +73,14 @@ def cancel(job_ids: tuple[str, ...], as_json: bool, **flags: Any) -> None:
 def _is_cancelled(answer: Cancellation) -> bool:
     """Tell whether Redis holds the job as cancelled; an earlier call may have ended before it told SQL."""
     return answer.outcome is CancelOutcome.CANCELLED_WAITING or answer.status == "canceled"
+
+
+def _lost_by_redis(job: JobDetail | None) -> list[SubmittedJob]:
+    """Return a job that waits as far as SQL knows: without its end there, reconciling would queue it again."""
+    if job is None or job.state is not JobState.QUEUED or job.enqueued_at is None:
+        return []
+    prompt = parse_job(json.loads(job.payload))
+    return [SubmittedJob(job.id, job.queue, prompt, job.payload, job.enqueued_at)]
 
 
 def _as_submitted(job: RedisJob) -> list[SubmittedJob]:

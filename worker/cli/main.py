@@ -33,6 +33,7 @@ COMMANDS = {
     "tail": LazyCommand("worker.cli.tail", "tail", "Print a job's output as it is generated."),
     "cancel": LazyCommand("worker.cli.cancel", "cancel", "Cancel jobs, waiting or running."),
     "retry": LazyCommand("worker.cli.retry", "retry", "Queue failed or cancelled jobs again."),
+    "reconcile": LazyCommand("worker.cli.reconcile", "reconcile", "Queue again what SQL has and Redis lost."),
     "report": LazyCommand("worker.cli.report", "report", "Report on finished jobs: summary, latency, memory, prefix."),
     "plan": LazyCommand("worker.cli.plan", "plan", "Compute what fits in a device's memory."),
     "db": LazyCommand("worker.cli.db", "db", "Create, upgrade and check the database's tables."),

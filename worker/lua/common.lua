@@ -148,6 +148,13 @@ local function enqueue(queue, job_id)
     call(at_front and 'LPUSH' or 'RPUSH', queue_key(queue), job_id)
 end
 
+-- Tell whether an execution of the job is alive: a lease of ours, or one of RQ's own workers.
+local function is_held(job_id)
+    local fields = call('HMGET', job_key(job_id), 'pagemill_execution', 'pagemill_queue')
+    local leased = fields[1] and fields[2] and call('ZSCORE', leases_key(fields[2]), job_id .. ':' .. fields[1])
+    return leased or call('EXISTS', PREFIX .. ':executions:' .. job_id) == 1
+end
+
 -- Give a held job back to the head of its queue. `enqueued_at` stays: the wait began then.
 local function put_back(queue, job_id)
     local job = job_key(job_id)

@@ -1,0 +1,359 @@
+"""Reconciling the queue with SQL: what Redis lost comes back, and nothing that it has is done twice."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from rq import Queue
+from sqlalchemy import update
+
+from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
+from worker.client import NewJob, enqueue, prepare
+from worker.database import open_database, writing
+from worker.fleet import WorkerRecord
+from worker.outcomes import acknowledgement
+from worker.queue import JobQueue
+from worker.queue_access import QueueAccess
+from worker.reconcile_chore import MARKER_KEY, ReconcileChore
+from worker.reconciling import PAGE_JOBS, DryRun, Finding, RealRepairs, Reconciler, Repairs
+from worker.recording import opened_recorder
+from worker.records import AttemptState, Claim, JobState, Outcome
+from worker.store import JobStore
+from worker.tables import JobRow, WorkerRow
+
+QUEUE = "rq:queue:default"
+
+
+@pytest.fixture
+def submit(connection: redis.Redis, sqlite_file: Path) -> Callable[..., list[str]]:
+    """Submit recorded jobs; return their ids."""
+
+    def submit(*prompts: Any, queue: str = "default") -> list[str]:
+        with opened_recorder(f"sqlite:///{sqlite_file}") as recorder:
+            chunks = enqueue(connection, prepare(prompts), queue=queue, recorder=recorder)
+            return [job_id for chunk in chunks for job_id in chunk]
+
+    return submit
+
+
+def waiting(connection: redis.Redis, queue: str = "default") -> list[str]:
+    return Queue(queue, connection=connection).job_ids
+
+
+@pytest.fixture
+def reconcile(connection: redis.Redis, sqlite_store: JobStore) -> Callable[..., dict[Finding, int]]:
+    """Reconcile once; return the findings that are not zero."""
+
+    def reconcile(repairs: Repairs | None = None) -> dict[Finding, int]:
+        repairs = repairs or RealRepairs(sqlite_store, connection, 60)
+        findings = Reconciler(sqlite_store, connection, repairs).run(lambda seen, total: None, lambda: False)
+        return {finding: number for finding, number in findings.items() if number}
+
+    return reconcile
+
+
+def enlist(store: JobStore, name: str) -> JobQueue | None:
+    record = WorkerRecord(*(name, "host", 1, "m", "cpu", "none", 16, 1, 1, "0", "0", "0"), started_at=datetime.now(UTC))
+    store.register_worker(record)
+    return None
+
+
+def begin(connection: redis.Redis, store: JobStore, name: str, limit: int = 100) -> tuple[Claim, ...]:
+    """Claim jobs and begin their attempts, as the worker `name` does."""
+    machine = ("host", 1, "m", "cpu", "none", 16, 1, 1, "0", "0", "0")
+    store.register_worker(WorkerRecord(name, *machine, started_at=datetime.now(UTC)))
+    claims = JobQueue(connection, name, 60.0).claim(["default"], limit).claims
+    begun = store.begin_attempts(claims, name)
+    assert (begun.terminal, begun.stale) == ({}, frozenset())
+    return claims
+
+
+def fall_silent(sqlite_file: Path, name: str) -> None:
+    """Let a worker be dead for an hour."""
+    database = open_database(f"sqlite:///{sqlite_file}")
+    with writing(database) as connection:
+        past = datetime.now(UTC) - timedelta(hours=1)
+        connection.execute(update(WorkerRow).where(WorkerRow.name == name).values(last_heartbeat_at=past))
+    database.dispose()
+
+
+def done(claim: Claim) -> Outcome:
+    return Outcome(claim, AttemptState.DONE, datetime.now(UTC), "yes", (1,), "stop", 1, 1, None, None, None)
+
+
+def test_a_wiped_queue_is_rebuilt_in_the_order_of_submission(
+    connection: redis.Redis, submit: Any, reconcile: Any
+) -> None:
+    ids = submit(*(f"question {number}" for number in range(PAGE_JOBS + 20)))
+    other = submit({"prompt": "x", "tenant": "acme"}, queue="bulk")
+    before = {job_id: connection.hgetall(f"rq:job:{job_id}") for job_id in [ids[0], *other]}
+    connection.flushdb()
+    assert reconcile(DryRun()) == {Finding.REBUILT: len(ids) + 1}
+    assert connection.keys() == []
+    assert reconcile() == {Finding.REBUILT: len(ids) + 1}
+    assert waiting(connection) == ids
+    assert waiting(connection, "bulk") == other
+    for job_id, record in before.items():
+        assert {**connection.hgetall(f"rq:job:{job_id}"), b"result_ttl": b"86400"} == record
+    assert reconcile() == {Finding.QUEUED: len(ids) + 1}
+    assert waiting(connection) == ids
+
+
+def test_what_the_queue_has_is_left_alone(
+    connection: redis.Redis, sqlite_store: JobStore, submit: Any, reconcile: Any
+) -> None:
+    ids = submit("held", "waits", "waits too")
+    begin(connection, sqlite_store, "w", 1)
+    before = {key: connection.dump(key) for key in connection.scan_iter()}
+    assert reconcile() == {Finding.HELD: 1, Finding.QUEUED: 2}
+    assert {key: connection.dump(key) for key in connection.scan_iter()} == before
+    assert sqlite_store.states(ids) == dict(zip(ids, (JobState.RUNNING, JobState.QUEUED, JobState.QUEUED), strict=True))
+
+
+def test_ended_jobs_stay_ended(connection: redis.Redis, sqlite_store: JobStore, submit: Any, reconcile: Any) -> None:
+    submit("done")
+    sqlite_store.finish_attempts([done(claim) for claim in begin(connection, sqlite_store, "w")])
+    connection.flushdb()
+    assert reconcile() == {}
+    assert connection.keys() == []
+
+
+def test_a_result_in_flight_is_waited_for(
+    connection: redis.Redis, sqlite_store: JobStore, submit: Any, reconcile: Any
+) -> None:
+    (job_id,) = submit("x")
+    (claim,) = begin(connection, sqlite_store, "w")
+    connection.flushdb()
+    assert reconcile() == {Finding.IN_FLIGHT: 1}
+    assert sqlite_store.finish_attempts([done(claim)]) == frozenset()
+    assert sqlite_store.states([job_id]) == {job_id: JobState.DONE}
+    assert reconcile() == {}
+
+
+def test_a_running_job_whose_worker_is_gone_is_queued_again(
+    connection: redis.Redis, sqlite_store: JobStore, sqlite_file: Path, submit: Any, reconcile: Any
+) -> None:
+    (job_id,) = submit("x")
+    (claim,) = begin(connection, sqlite_store, "w")
+    connection.flushdb()
+    fall_silent(sqlite_file, "w")
+    assert reconcile() == {Finding.REBUILT: 1}
+    job = sqlite_store.job(job_id)
+    assert job is not None
+    assert (job.state, [(a.state, a.error_code) for a in job.attempts]) == (
+        JobState.QUEUED,
+        [(AttemptState.LOST, "queue_lost")],
+    )
+    assert sqlite_store.finish_attempts([done(claim)]) == {job_id}, "it was not gone after all, and comes too late"
+    (again,) = begin(connection, sqlite_store, "w2")
+    assert again.epoch > claim.epoch
+    assert sqlite_store.finish_attempts([done(again)]) == frozenset()
+
+
+def test_a_worker_that_stopped_holds_nothing(
+    connection: redis.Redis, sqlite_store: JobStore, submit: Any, reconcile: Any
+) -> None:
+    submit("x")
+    begin(connection, sqlite_store, "w")
+    sqlite_store.stop_worker("w")
+    connection.flushdb()
+    assert reconcile() == {Finding.REBUILT: 1}
+
+
+def test_an_epoch_of_a_clock_that_was_ahead_is_not_fallen_behind(
+    connection: redis.Redis, sqlite_store: JobStore, sqlite_file: Path, submit: Any, reconcile: Any
+) -> None:
+    (job_id,) = submit("x")
+    ahead = (datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1e6
+    connection.hset(f"rq:job:{job_id}", "pagemill_epoch", round(ahead))
+    begin(connection, sqlite_store, "w")
+    connection.flushdb()
+    fall_silent(sqlite_file, "w")
+    reconcile()
+    (again,) = begin(connection, sqlite_store, "w2")
+    assert again.epoch > ahead
+
+
+def test_a_job_whose_deadline_passed_is_not_queued_again(
+    connection: redis.Redis, sqlite_store: JobStore, sqlite_file: Path, submit: Any, reconcile: Any
+) -> None:
+    late, early = submit("late", "early")
+    database = open_database(f"sqlite:///{sqlite_file}")
+    with writing(database) as sql:
+        for job_id, hours in ((late, -1), (early, 1)):
+            deadline = datetime.now(UTC) + timedelta(hours=hours)
+            sql.execute(update(JobRow).where(JobRow.id == job_id).values(deadline_at=deadline))
+    database.dispose()
+    connection.flushdb()
+    assert reconcile() == {Finding.EXPIRED: 1, Finding.REBUILT: 1}
+    job = sqlite_store.job(late)
+    assert job is not None
+    assert (job.state, job.error_code) == (JobState.FAILED, "deadline_exceeded")
+    assert waiting(connection) == [early]
+
+
+def test_a_back_off_goes_on(
+    connection: redis.Redis, sqlite_store: JobStore, sqlite_file: Path, submit: Any, reconcile: Any
+) -> None:
+    (job_id,) = submit("x")
+    retry_at = datetime.now(UTC) + timedelta(hours=1)
+    database = open_database(f"sqlite:///{sqlite_file}")
+    with writing(database) as sql:
+        sql.execute(update(JobRow).values(retry_at=retry_at, retry_count=2))
+    database.dispose()
+    connection.flushdb()
+    assert reconcile() == {Finding.REBUILT: 1}
+    assert waiting(connection) == []
+    assert connection.zscore("rq:scheduled:default", job_id) == pytest.approx(retry_at.timestamp())
+    assert connection.hmget(f"rq:job:{job_id}", "status", "pagemill_retries") == [b"scheduled", b"2"]
+    assert reconcile() == {Finding.QUEUED: 1}
+
+
+def test_a_cancellation_that_sql_missed_is_made_up_for(
+    connection: redis.Redis, sqlite_store: JobStore, submit: Any, reconcile: Any
+) -> None:
+    (job_id,) = submit("x")
+    QueueAccess(connection).cancel(job_id)
+    assert reconcile() == {Finding.CANCELLED: 1}
+    assert sqlite_store.states([job_id]) == {job_id: JobState.CANCELLED}
+
+
+def test_a_payload_that_cannot_be_read_harms_no_other(
+    connection: redis.Redis, sqlite_file: Path, submit: Any, reconcile: Any
+) -> None:
+    bad, good = submit("bad", "good")
+    database = open_database(f"sqlite:///{sqlite_file}")
+    with writing(database) as sql:
+        sql.execute(update(JobRow).where(JobRow.id == bad).values(payload="{"))
+    database.dispose()
+    connection.flushdb()
+    assert reconcile() == {Finding.UNREADABLE: 1, Finding.REBUILT: 1}
+    assert waiting(connection) == [good]
+
+
+def test_jobs_adrift_in_redis_are_put_back(
+    connection: redis.Redis, sqlite_store: JobStore, submit: Any, reconcile: Any
+) -> None:
+    unlisted, started, leased = submit("its id was lost", "nobody holds it", "held")
+    (claim, *_) = JobQueue(connection, "w", 60.0).claim(["default"], 3).claims[::-1]
+    for job_id in (unlisted, started):
+        for key in (*connection.scan_iter(f"rq:execution:{job_id}:*"), f"rq:executions:{job_id}"):
+            connection.delete(key)
+        for zset in ("pagemill:leases:default", "rq:wip:default"):
+            members: Any = connection.zrange(zset, 0, -1)
+            connection.zrem(zset, *(member for member in members if member.startswith(job_id.encode())))
+    connection.hset(f"rq:job:{unlisted}", "status", "queued")
+    assert reconcile() == {Finding.HELD: 1, Finding.ADOPTED: 2}
+    assert sorted(waiting(connection)) == sorted([unlisted, started])
+    assert connection.hget(f"rq:job:{started}", "status") == b"queued"
+    assert reconcile() == {Finding.HELD: 1, Finding.QUEUED: 2}
+    assert claim.job_id == leased
+
+
+def test_a_started_record_that_sql_never_saw_is_put_back(connection: redis.Redis, reconcile: Any) -> None:
+    job = Queue("default", connection=connection, serializer="json").enqueue("pagemill.prompt", {"prompt": "x"})
+    connection.lpop(QUEUE)
+    connection.hset(f"rq:job:{job.id}", "status", "started")
+    assert reconcile() == {Finding.ADOPTED: 1}
+    assert waiting(connection) == [job.id]
+
+
+def test_a_producers_late_write_finds_its_jobs_rebuilt(
+    connection: redis.Redis, sqlite_file: Path, reconcile: Any
+) -> None:
+    """The reconciler came between a producer's two writes."""
+    jobs: Sequence[NewJob] = prepare(["one", "two"])
+    with opened_recorder(f"sqlite:///{sqlite_file}") as recorder:
+        list(enqueue(connection, jobs, recorder=recorder))
+        connection.flushdb()
+        reconcile()
+        list(enqueue(connection, jobs, recorder=recorder))
+    assert waiting(connection) == [job.job_id for job in jobs]
+
+
+def test_two_at_once_queue_nothing_twice(connection: redis.Redis, sqlite_store: JobStore, submit: Any) -> None:
+    ids = submit(*(f"question {number}" for number in range(PAGE_JOBS + 1)))
+    connection.flushdb()
+    reconciler = Reconciler(sqlite_store, connection, RealRepairs(sqlite_store, connection, 60))
+
+    def another(seen: int, total: int) -> None:
+        Reconciler(sqlite_store, connection, RealRepairs(sqlite_store, connection, 60)).run(
+            lambda seen, total: None, lambda: False
+        )
+
+    findings = reconciler.run(another, lambda: False)
+    assert Counter(waiting(connection)) == Counter(ids)
+    assert (findings[Finding.REBUILT], findings[Finding.QUEUED]) == (PAGE_JOBS, 1)
+
+
+def test_the_chore_runs_once_a_period_and_after_a_wipe(
+    connection: redis.Redis, sqlite_store: JobStore, submit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def chore() -> ReconcileChore:
+        reconciler = Reconciler(sqlite_store, connection, RealRepairs(sqlite_store, connection, 60))
+        return ReconcileChore(reconciler, connection, 300.0, lambda: False)
+
+    one, other = chore(), chore()
+    (job_id,) = submit("x")
+    one.run()
+    connection.delete(QUEUE, f"rq:job:{job_id}")
+    other.run()
+    assert waiting(connection) == [], "it is not time yet"
+    assert 200 < int(connection.ttl(MARKER_KEY)) <= 300
+    connection.set(MARKER_KEY, "another server's run id", ex=300)
+    other.run()
+    assert waiting(connection) == [job_id]
+    assert "1 rebuilt" in caplog.text
+    connection.flushdb()
+    one.run()
+    assert waiting(connection) == [job_id]
+
+
+def test_the_chore_looks_again_soon_where_a_worker_may_be_dead(
+    connection: redis.Redis, sqlite_store: JobStore, submit: Any
+) -> None:
+    submit("x")
+    begin(connection, sqlite_store, "w")
+    connection.flushdb()
+    reconciler = Reconciler(sqlite_store, connection, RealRepairs(sqlite_store, connection, 60))
+    ReconcileChore(reconciler, connection, 300.0, lambda: False).run()
+    assert int(connection.ttl(MARKER_KEY)) <= 60
+
+
+def test_a_worker_rebuilds_a_wiped_queue_and_finishes_what_it_held(
+    connection: redis.Redis, sqlite_store: JobStore, submit: Any
+) -> None:
+    runner = ScriptedRunner()
+    runner.may_step.clear()
+    held = submit({"prompt": f"{ENDLESS} held", "max_tokens": 3})
+    fast: dict[str, Any] = {"beat_seconds": 0.1, "sweep_seconds": 0.1, "max_jobs": 1}
+    with running(make_flow(connection, sqlite_store, runner, **fast)) as worker:
+        eventually(lambda: sqlite_store.states(held) == {held[0]: JobState.RUNNING})
+        more = submit("one", "two")
+        eventually(lambda: connection.exists(MARKER_KEY))
+        connection.flushdb()
+        eventually(lambda: waiting(connection) == more)
+        runner.may_step.set()
+        eventually(lambda: set(sqlite_store.states([*held, *more]).values()) == {JobState.DONE})
+        worker.stop()
+    assert all(count == 1 for count in runner.generations.values())
+
+
+def test_results_in_redis_follow_a_rebuilt_job(
+    connection: redis.Redis, sqlite_store: JobStore, submit: Any, reconcile: Any
+) -> None:
+    (job_id,) = submit("x")
+    connection.flushdb()
+    reconcile()
+    (claim,) = begin(connection, sqlite_store, "w")
+    outcome = done(claim)
+    sqlite_store.finish_attempts([outcome])
+    assert JobQueue(connection, "w", 60.0).acknowledge([acknowledgement(outcome)]) == frozenset()
+    job = Queue("default", connection=connection, serializer="json").fetch_job(job_id)
+    assert job is not None
+    assert json.loads(json.dumps(job.return_value()))["text"] == "yes"
