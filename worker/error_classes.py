@@ -29,7 +29,6 @@ ERROR_CLASSES: Mapping[str, ErrorClass] = {
     "out_of_memory": ErrorClass.PERMANENT,  # with the device to itself
     "deadline_exceeded": ErrorClass.PERMANENT,
     "model_not_served": ErrorClass.PERMANENT,
-    "deadline_exceeded": ErrorClass.PERMANENT,
     "result_refused": ErrorClass.PERMANENT,  # SQL takes anything else, so it would refuse the same output again
     "corrupt_record": ErrorClass.PERMANENT,
     "pickled_record": ErrorClass.PERMANENT,
