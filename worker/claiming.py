@@ -64,7 +64,7 @@ class Claimer:
             self._hold(self._pending.claims)
             if self._pending.claims:
                 self._failpoints.reach(Point.AFTER_CLAIM)
-        num_records = len(self._pending.claims) + len(self._pending.dead)
+        num_records = len(self._pending.claims) + len(self._pending.dead) + self._pending.num_parked
         faulty = self._begin(self._pending.claims)
         self._pending = Claimed((), (*self._pending.dead, *faulty))
         self._bury(self._pending.dead)

@@ -84,7 +84,11 @@ class Flow:
         self._held = HeldJobs(settings.max_jobs)
         self._failure = Failure()
         self._queue = job_queue = JobQueue(
-            connection, record.name, settings.lease_seconds, default_result_ttl_seconds=settings.result_ttl_seconds
+            connection,
+            record.name,
+            settings.lease_seconds,
+            default_result_ttl_seconds=settings.result_ttl_seconds,
+            lower_queue_share=settings.lower_queue_share,
         )
         self._outcomes = outcomes = OutcomeBuilder(
             model.decode,

@@ -31,7 +31,8 @@ MAX_RETRIES = 20
 
 _PLAIN_NAME = re.compile(r"[\w\[\]-]{1,64}", re.ASCII)
 
-Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
+IDENTIFIER = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"  # of a tenant or a batch
+Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=f"^{IDENTIFIER}$")]
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]

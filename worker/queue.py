@@ -10,9 +10,10 @@ work done; jobs of a claim whose reply was lost come back from `recover`.
 import base64
 import json
 import logging
+import math
 import zlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -30,6 +31,7 @@ from worker.queue_records import Fields, RecordError, raw_json, read_date, read_
 from worker.records import AttemptState, Claim, DeadRecord, Retry
 
 DEFAULT_RESULT_TTL_SECONDS = 86_400
+DEFAULT_LOWER_QUEUE_SHARE = 0.125
 SWEEP_LIMIT = 1_000  # leases, or due jobs, per call: bounds the time that a script holds the server
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class Claimed:
 
     claims: tuple[Claim, ...]
     dead: tuple[DeadRecord, ...]
+    num_parked: int = 0  # given back at once: their tenants are at their limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +82,44 @@ class JobQueue(QueueAccess):
         lease_seconds: float,
         *,
         default_result_ttl_seconds: int = DEFAULT_RESULT_TTL_SECONDS,
+        lower_queue_share: float = DEFAULT_LOWER_QUEUE_SHARE,
     ) -> None:
+        """`lower_queue_share` of the claims goes to queues behind the first one with jobs; 0 is none, as long as that
+        one has any."""
         super().__init__(connection)
         self.worker_name = worker_name
         self.lease_seconds = lease_seconds
         self._default_result_ttl_seconds = default_result_ttl_seconds
+        self._turn = math.ceil(1 / lower_queue_share) if lower_queue_share else 0
 
     def claim(self, queues: Sequence[str], limit: int) -> Claimed:
-        """Claim up to `limit` jobs: the first queue's before the second's, first in, first out within each.
+        """Claim up to `limit` jobs: the first queue's before the second's, save for the lower queues' share, and first
+        in, first out within each.
 
         Dead records are leased too (until `dead_letter`), save those that cannot be: these are dead-lettered already.
-        Claims nothing while RQ is suspended.
+        Claims nothing while RQ is suspended, nothing from a paused queue, and no job whose tenant is at its limit.
         """
         if limit < 1:
             return Claimed((), ())
         token = uuid4().hex[:24]
-        return _read_claimed(self._scripts.call("claim", [self.worker_name, self.lease_seconds, limit, token, *queues]))
+        options = (self.worker_name, self.lease_seconds, limit, token, self._turn)
+        return self._settle(self._scripts.call("claim", [*options, *queues]))
 
     def recover(self, known_execution_ids: Iterable[str]) -> Claimed:
         """Return what this worker holds without knowing it, because the reply of a claim was lost."""
-        return _read_claimed(self._scripts.call("recover", [self.worker_name, *known_execution_ids]))
+        return self._settle(self._scripts.call("recover", [self.worker_name, *known_execution_ids]))
+
+    def _settle(self, reply: Sequence[Sequence[Any]]) -> Claimed:
+        """Read claims, and say whose they are where their records did not: those above a limit are parked."""
+        claimed = _read_claimed(reply)
+        untold = {record[2].decode() for record in reply if _is_untold(*record)}
+        claims = [claim for claim in claimed.claims if claim.execution_id in untold]
+        if not claims:
+            return claimed
+        arguments = [part for claim in claims for part in (*_lease_arguments([claim]), claim.job.tenant)]
+        parked = _gone(claims, self._scripts.call("tell", [self.lease_seconds, *arguments]))
+        kept = tuple(claim for claim in claimed.claims if claim.execution_id not in parked)
+        return replace(claimed, claims=kept, num_parked=len(parked))
 
     def extend(self, claims: Iterable[Claim]) -> frozenset[str]:
         """Renew leases for `lease_seconds` from now. Returns the execution ids of those that are gone: the job was
@@ -262,6 +283,11 @@ def _read_claim(
         age_seconds=max(0.0, (now - claimed_at).total_seconds()),
         retries=record.retries,
     )
+
+
+def _is_untold(kind: bytes, *record: Any) -> bool:
+    """Tell whether the tenant of a claimed job may matter and is not known to Redis."""
+    return kind == b"untold" or (kind == b"recovered" and b"pagemill_tenant" not in record[-1][::2])
 
 
 def _read_buried(job_id: bytes, queue: bytes, reason: bytes, raw: bytes) -> DeadRecord:

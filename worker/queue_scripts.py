@@ -17,8 +17,14 @@ SCRIPT_NAMES = (
     *("claim", "recover", "extend", "acknowledge", "requeue", "sweep", "dead_letter"),
     *("enqueue", "delay", "enqueue_due", "cancel", "mark", "marked"),
     *("locate", "strays", "adopt", "reconcile_due"),
+    *("tell", "limit", "tenants"),
 )
-INCLUDES = {"claim": ("taking",)}  # besides common.lua
+INCLUDES = {  # besides common.lua
+    "claim": ("taking", "limiting"),
+    "tell": ("limiting",),
+    "limit": ("limiting",),
+    "tenants": ("limiting",),
+}
 
 _CALL = re.compile(r"call\('([A-Z ]+)'")
 

@@ -96,6 +96,13 @@ class Settings(BaseModel):
     queues: Annotated[tuple[QueueName, ...], BeforeValidator(_split_names), AfterValidator(_names_are_unique)] = Field(
         default=("default",), min_length=1, max_length=64, description="queues a worker drains, first ones first"
     )
+    lower_queue_share: float = Field(
+        default=0.125,
+        ge=0.0,
+        le=0.5,
+        allow_inf_nan=False,
+        description="share of the claims that goes to queues behind the first one with jobs; 0 lets them wait",
+    )
     model: str | None = Field(
         default=None, min_length=1, max_length=4096, description="a hub id, a local folder or a GGUF file"
     )

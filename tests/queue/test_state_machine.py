@@ -54,7 +54,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queues = {name: JobQueue(self.connection, name, lease_seconds=600.0) for name in WORKERS}
+        self.queues = {name: JobQueue(self.connection, name, 600.0, lower_queue_share=0.0) for name in WORKERS}
         self.model = Model()
 
     @initialize()

@@ -33,7 +33,8 @@ def test_two_hundred_jobs_over_two_queues(queue_connection: redis.Redis, store: 
     low = submit(queue_connection, [f"low {number}" for number in range(100)], queue="low")
     high = submit(queue_connection, [f"high {number}" for number in range(100)], queue="high")
     runner = ScriptedRunner()
-    make_flow(queue_connection, store, runner, queues=("high", "low"), max_jobs=16).run(burst=True)
+    flow = make_flow(queue_connection, store, runner, queues=("high", "low"), lower_queue_share=0.0, max_jobs=16)
+    flow.run(burst=True)
 
     expected = [f"{queue} {number}" for queue in ("high", "low") for number in range(100)]
     assert runner.order == expected

@@ -26,5 +26,10 @@ if status ~= 'queued' and status ~= 'created' and status ~= '' then
     return {'elsewhere', status}
 end
 call('LREM', queue_key(queue), 0, job_id)
+local tenant = tenant_of(job_id)
+if tenant and call('LREM', parked_key(queue, tenant), 0, job_id) > 0
+    and call('EXISTS', parked_key(queue, tenant)) == 0 then
+    call('ZREM', parked_key(queue), tenant)
+end
 end_job(queue, job_id, 'canceled', 'canceled', read_ttl(fields[5], default_ttl))
 return {'cancelled_waiting', status}

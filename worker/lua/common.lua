@@ -35,6 +35,16 @@ local function is_hash(key)
     return call('TYPE', key).ok == 'hash'
 end
 
+-- The list of a tenant's jobs that wait for its limit, or the set of the tenants that have one.
+local function parked_key(queue, tenant)
+    return 'pagemill:parked:' .. queue .. (tenant and ':' .. tenant or '')
+end
+
+-- The tenant that a record names beside its payload; nil where it names none.
+local function tenant_of(job_id)
+    return is_hash(job_key(job_id)) and call('HGET', job_key(job_id), 'pagemill_tenant') or nil
+end
+
 -- Free a key that one job needs for itself of whatever else it may hold: that would stop the script halfway.
 local function make_room(key, kind)
     local found = call('TYPE', key).ok
@@ -81,6 +91,33 @@ local function live_at_least(key, seconds)
     end
 end
 
+local function is_parked(queue, job_id)
+    local tenant = tenant_of(job_id)
+    return tenant and call('LPOS', parked_key(queue, tenant), job_id)
+end
+
+-- Slots: what counts against the number of jobs that a tenant may have running. `pagemill:slots` maps an execution
+-- ("job_id:execution_id") to its tenant, whose set `pagemill:running:<tenant>` scores it by the end of its lease: a slot
+-- counts for as long as its lease. Without limits there are none, and each script asks once.
+local any_slots = nil
+
+local function running_key(tenant)
+    return 'pagemill:running:' .. tenant
+end
+
+local function slot_tenant(member)
+    if any_slots == nil then
+        any_slots = call('EXISTS', 'pagemill:slots') == 1
+    end
+    return any_slots and call('HGET', 'pagemill:slots', member)
+end
+
+local function occupy_slot(tenant, member, lease_end)
+    any_slots = true
+    call('HSET', 'pagemill:slots', member, tenant)
+    call('ZADD', running_key(tenant), lease_end, member)
+end
+
 -- Write or renew everything that shows an execution is alive, for `lease` seconds from now.
 local function renew(queue, job_id, execution_id, worker_name, lease)
     local member = job_id .. ':' .. execution_id
@@ -100,6 +137,10 @@ local function renew(queue, job_id, execution_id, worker_name, lease)
     call('ZADD', PREFIX .. ':wip:' .. queue, NOW + math.ceil(lease) + RQ_GRACE_SECONDS, member)
     call('SADD', worker_executions, member)
     live_at_least(worker_executions, seconds)
+    local tenant = slot_tenant(member)
+    if tenant then
+        call('ZADD', running_key(tenant), NOW_US / 1000000 + lease, member)
+    end
 end
 
 -- Remove every trace of an execution but the job's own record.
@@ -114,6 +155,11 @@ local function drop_execution(queue, job_id, execution_id, worker_name)
     call('ZREM', leases_key(queue), member)
     call('ZREM', PREFIX .. ':wip:' .. queue, member)
     call('SREM', PREFIX .. ':worker:' .. owner .. ':executions', member)
+    local tenant = slot_tenant(member)
+    if tenant then
+        call('ZREM', running_key(tenant), member)
+        call('HDEL', 'pagemill:slots', member)
+    end
 end
 
 -- Tell whether the lease still stands: nobody cancelled, deleted, swept or claimed the job meanwhile.
@@ -155,8 +201,8 @@ local function is_held(job_id)
     return leased or call('EXISTS', PREFIX .. ':executions:' .. job_id) == 1
 end
 
--- Give a held job back to the head of its queue. `enqueued_at` stays: the wait began then.
-local function put_back(queue, job_id)
+-- Make a held job's record that of one that waits. `enqueued_at` stays: the wait began then.
+local function make_waiting(queue, job_id)
     local job = job_key(job_id)
     call('HSET', job, 'status', 'queued', 'worker_name', '', 'started_at', '')
     call('HDEL', job, 'pagemill_execution', 'pagemill_queue')
@@ -165,7 +211,14 @@ local function put_back(queue, job_id)
         call('EXPIRE', job, ttl)
     end
     call('SADD', PREFIX .. ':queues', queue_key(queue))
-    call('LPUSH', queue_key(queue), job_id)
+end
+
+-- Give a held job back to the head of its queue, or of the jobs that were parked there after it was claimed.
+local function put_back(queue, job_id)
+    make_waiting(queue, job_id)
+    local tenant = call('EXISTS', parked_key(queue)) == 1 and tenant_of(job_id)
+    local others_are = tenant and call('EXISTS', parked_key(queue, tenant)) == 1
+    call('LPUSH', others_are and parked_key(queue, tenant) or queue_key(queue), job_id)
 end
 
 -- End a job in one of RQ's registries; a negative `ttl` keeps it for ever.
