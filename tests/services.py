@@ -4,13 +4,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 from uuid import uuid4
 
 import pytest
 import redis
-from sqlalchemy import Engine, create_engine, delete, make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Engine, delete
 
+from scripts.fault_table.postgresql import NoServer, connect_to_server, create_database, drop_database
 from worker import schema
 from worker.connection import connect
 from worker.database import open_database, writing
@@ -22,12 +23,10 @@ from worker.tables import Base
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[Engine]:
     """A PostgreSQL server on which databases can be made: PAGEMILL_TEST_POSTGRESQL_URL, or the one on this machine."""
-    url = os.environ.get("PAGEMILL_TEST_POSTGRESQL_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
-    server = create_engine(make_url(url).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
     try:
-        server.connect().close()
-    except OperationalError as error:
-        missing_service(f"no PostgreSQL server: {str(error.orig).strip().splitlines()[0]}")
+        server = connect_to_server()
+    except NoServer as error:
+        missing_service(str(error))
     yield server
     server.dispose()
 
@@ -36,10 +35,10 @@ def postgresql_server() -> Iterator[Engine]:
 def migrated_postgresql_url(postgresql_server: Engine) -> Iterator[str]:
     """One PostgreSQL database at the latest revision, for the whole session; each test finds it empty."""
     name = f"pagemill_test_{uuid4().hex}"
-    url = create_postgresql_database(postgresql_server, name)
+    url = create_database(postgresql_server, name)
     schema.upgrade(url)
     yield url
-    drop_postgresql_database(postgresql_server, name)
+    drop_database(postgresql_server, name)
 
 
 @pytest.fixture(scope="session")
@@ -73,8 +72,8 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
         return
     server: Engine = request.getfixturevalue("postgresql_server")
     name = f"pagemill_test_{uuid4().hex}"
-    yield create_postgresql_database(server, name)
-    drop_postgresql_database(server, name)
+    yield create_database(server, name)
+    drop_database(server, name)
 
 
 @pytest.fixture
@@ -120,21 +119,8 @@ def queue_connection(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
     connection.close()
 
 
-def missing_service(reason: str) -> None:
+def missing_service(reason: str) -> NoReturn:
     """Skip the test with the reason; fail it where every service must be there."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
-
-
-def create_postgresql_database(server: Engine, name: str) -> str:
-    """Create an empty database; return its URL."""
-    with server.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    return server.url.set(database=name).render_as_string(hide_password=False)
-
-
-def drop_postgresql_database(server: Engine, name: str) -> None:
-    """Drop the database, whoever is connected to it."""
-    with server.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))

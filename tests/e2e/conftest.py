@@ -7,8 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from scripts.fault_table.postgresql import create_database, drop_database
 from tests.e2e.machine import Machine, open_machine
-from tests.services import create_postgresql_database, drop_postgresql_database, missing_service
+from tests.services import missing_service
 from worker.connection import connect
 from worker.errors import ServiceUnavailable
 
@@ -35,10 +36,10 @@ def server_machine(request: pytest.FixtureRequest, tmp_path: Path, smollm2_gguf:
     name = f"pagemill_e2e_{os.getpid()}"
     connection.flushdb()
     try:
-        with open_machine(tmp_path, smollm2_gguf, create_postgresql_database(server, name), redis_url) as machine:
+        with open_machine(tmp_path, smollm2_gguf, create_database(server, name), redis_url) as machine:
             yield machine
     finally:
-        drop_postgresql_database(server, name)
+        drop_database(server, name)
         connection.flushdb()
         connection.close()
 

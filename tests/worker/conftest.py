@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.worker.proxy import Proxy, proxying
+from scripts.fault_table.proxy import Proxy, proxying
 from worker.connection import connect
 from worker.database import open_database
 from worker.store import JobStore

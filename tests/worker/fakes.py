@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
 from engine.request import RequestError
 from engine.scheduler import SchedulerOutput
-from tests.worker.proxy import Proxy
+from scripts.fault_table.proxy import Proxy
 from worker.fleet import WorkerRecord
 from worker.flow import Flow, ServedModel
 from worker.jobs import PromptJob

@@ -14,6 +14,7 @@ import redis
 from rq.job import Job, JobStatus
 from sqlalchemy.exc import IntegrityError
 
+from scripts.fault_table.proxy import Proxy
 from tests.worker.fakes import (
     ENDLESS,
     ScriptedRunner,
@@ -25,7 +26,6 @@ from tests.worker.fakes import (
     running,
     sql_outage,
 )
-from tests.worker.proxy import Proxy
 from worker.client import ends, submit
 from worker.connection import connect
 from worker.errors import ExitCode, ServiceUnavailable, TryLater

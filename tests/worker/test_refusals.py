@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import redis
 
+from scripts.fault_table.proxy import Proxy
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
-from tests.worker.proxy import Proxy
 from worker.client import submit
 from worker.records import JobState
 from worker.store import JobStore

@@ -10,6 +10,7 @@ import pytest
 import redis
 from rq.job import Job, JobStatus
 
+from scripts.fault_table.proxy import Proxy
 from tests.worker.fakes import (
     Running,
     ScriptedRunner,
@@ -20,7 +21,6 @@ from tests.worker.fakes import (
     running,
     sql_outage,
 )
-from tests.worker.proxy import Proxy
 from worker.client import submit
 from worker.errors import ServiceUnavailable, TryLater
 from worker.queue import JobQueue

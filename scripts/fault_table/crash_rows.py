@@ -1,0 +1,156 @@
+"""Rows 1, 2, 12, 17 and 19: workers that are killed, crash, are told to stop or are cut off."""
+
+import signal
+import time
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from scripts.fault_table.proxy import proxying
+from scripts.fault_table.rows import Trial
+from scripts.fault_table.world import World
+from worker.errors import ExitCode
+from worker.records import AttemptState, JobState
+
+SAME_HOST_SECONDS = 5.0  # for orphans to run again once a worker of the same host has started
+OTHER_HOST_SECONDS = 45.0
+STEP_SLEEP = "before_step=sleep:0.01"  # a step takes long enough to be hit
+
+
+def prompts(count: int, *, max_tokens: int = 40, random: Random | None = None) -> list[dict[str, Any]]:
+    """Return jobs that all run to their `max_tokens`; with a random source, these differ."""
+    return [
+        {
+            "prompt": f"Question {number}: what is it?",
+            "max_tokens": random.randint(8, max_tokens) if random else max_tokens,
+            "ignore_eos": True,
+        }
+        for number in range(count)
+    ]
+
+
+def attempts_of(world: World, job_id: str) -> list[AttemptState]:
+    detail = world.store.job(job_id)
+    return [] if detail is None else [attempt.state for attempt in detail.attempts]
+
+
+def run_again(world: World, orphans: Sequence[str]) -> bool:
+    """Tell whether each of some jobs has ended, or runs in an attempt that is not its first."""
+    details = [world.store.job(job_id) for job_id in orphans]
+    return all(detail and (detail.ended_at or len(detail.attempts) > 1) for detail in details)
+
+
+def kill_mid_batch(trial: Trial) -> None:
+    """Row 1. Each seed kills the worker that took over after the last one, with 32 running and 200 queued."""
+    slowest = 0.0
+    num_orphans = 0
+    for seed in range(trial.scale.num_seeds):
+        random = Random(seed)
+        trial.report(f"seed {seed + 1} of {trial.scale.num_seeds}")
+        with trial.world(server=seed, postgresql=bool(seed % 2), failpoints=STEP_SLEEP) as world:
+            world.submit(*prompts(232, random=random))
+            worker = world.start_worker()
+            wanted = random.randint(1, 60)
+            world.wait_for(
+                lambda wanted=wanted: world.count(JobState.DONE) >= wanted and world.count(JobState.RUNNING) > 16,  # type: ignore[misc]
+                f"{wanted} jobs are done and others run",
+            )
+            worker.kill()
+            states = world.store.states(world.accepted)
+            orphans = [job_id for job_id, state in states.items() if state is JobState.RUNNING]
+            num_orphans += len(orphans)
+            world.start_worker()
+            world.wait_for(lambda: "drains" in world.workers[-1].log_text(), "the next worker is up")
+            seconds = world.wait_for(lambda orphans=orphans: run_again(world, orphans), "all orphans run again")  # type: ignore[misc]
+            slowest = max(slowest, seconds)
+            world.wait_for_ends()
+    trial.check(slowest <= SAME_HOST_SECONDS, f"orphans ran again after {slowest:.1f} s on the same host")
+    trial.note(f"{num_orphans} orphans, running again within {slowest:.1f} s on the same host")
+
+
+def crash_between(trial: Trial) -> None:
+    """Row 2. A worker kills itself at each point of a job's way; what it had committed is not generated again."""
+    points = ("after_claim", "before_begin", "before_commit", "after_commit", "after_acknowledge")
+    with trial.world(max_jobs=6) as world:
+        for point in points:
+            trial.report(point)
+            ids = world.submit(*prompts(12, max_tokens=12))
+            worker = world.start_worker(failpoints=f"{point}=kill@2")
+            code = world.wait_for_exit(worker)
+            trial.check(code == -signal.SIGKILL, f"{point}: the worker ended with {code}")
+            committed = [job_id for job_id in ids if world.store.states([job_id]).get(job_id) is JobState.DONE]
+            tries = {job_id: len(attempts_of(world, job_id)) for job_id in committed}
+            world.finish()
+            again = [job_id for job_id in committed if len(attempts_of(world, job_id)) != tries[job_id]]
+            trial.check(not again, f"{point}: {len(again)} committed jobs were generated again")
+            if point in ("after_commit", "after_acknowledge"):
+                trial.check(committed, f"{point}: nothing was committed before the crash")
+
+
+def poison_prompt(trial: Trial) -> None:
+    """Row 12. One prompt kills the process whenever it is in a step; the worker is started again each time."""
+    with trial.world(max_jobs=32) as world:
+        jobs = prompts(16, max_tokens=24)
+        jobs[5]["prompt"] = "This one is POISON to the model."
+        ids = world.submit(*jobs)
+        world.finish(failpoints=f"in_step(POISON)=kill,{STEP_SLEEP}")
+        states = world.store.states(ids)
+        innocent = [job_id for job_id in ids if job_id != ids[5]]
+        trial.check(states[ids[5]] is JobState.DEAD, f"the culprit is {states[ids[5]].value}, not dead")
+        harmed = [job_id for job_id in innocent if states[job_id] is not JobState.DONE]
+        trial.check(not harmed, f"{len(harmed)} innocent batch-mates are not done")
+        crashes = sum(worker.exit_code == -signal.SIGKILL for worker in world.workers[:-1])
+        trial.check(1 <= crashes <= 3, f"{crashes} crashes")
+        trial.note(f"{crashes} crashes before the culprit was dead-lettered")
+
+
+def stop_in_order(trial: Trial) -> None:
+    """Row 17. SIGTERM finishes what is held; a second one hands it back."""
+    with trial.world(max_jobs=8, drain_seconds=30, failpoints=STEP_SLEEP) as world:
+        world.submit(*prompts(24, max_tokens=200))
+        worker = world.start_worker()
+        world.wait_for(lambda: world.count(JobState.RUNNING) == 8, "8 jobs run")
+        worker.signal(signal.SIGTERM)
+        started = time.monotonic()
+        code = world.wait_for_exit(worker)
+        seconds = time.monotonic() - started
+        done = world.count(JobState.DONE)
+        trial.check(code == ExitCode.OK and seconds < 35, f"ended with {code} after {seconds:.1f} s")
+        trial.check(done == 8, f"{done} of the 8 held jobs were finished")
+        trial.note(f"drained in {seconds:.1f} s")
+
+        worker = world.start_worker()
+        world.wait_for(lambda: world.count(JobState.RUNNING) == 8, "8 more jobs run")
+        worker.signal(signal.SIGTERM)
+        time.sleep(0.2)
+        worker.signal(signal.SIGTERM)
+        started = time.monotonic()
+        code = world.wait_for_exit(worker)
+        seconds = time.monotonic() - started
+        trial.check(code == ExitCode.OK and seconds <= 2, f"the second SIGTERM: {code} after {seconds:.1f} s")
+        trial.check(world.count(JobState.RUNNING) == 0, "some jobs were not handed back")
+        trial.note(f"handed back in {seconds:.1f} s")
+        world.finish(failpoints="")
+
+
+def cut_off(trial: Trial) -> None:
+    """Row 19. A worker loses Redis, but not SQL, for longer than its lease, and computes on; another takes over."""
+    lease = trial.scale.pick(3, 30)
+    outage = 3 * lease
+    settings: dict[str, Any] = {"lease_seconds": lease, "beat_seconds": lease / 6, "sweep_seconds": lease / 6}
+    with trial.world(max_jobs=8, **settings) as world:
+        with proxying(str(world.server.socket), world.folder / "p") as proxy:
+            world.submit(*prompts(16, max_tokens=60))
+            slow = f"before_step=sleep:{lease * 2.2 / 60:.3f}"  # its jobs end when the lease has run out
+            first = world.start_worker(redis_url=proxy.url, failpoints=slow)
+            world.wait_for(lambda: world.count(JobState.RUNNING) == 8, "8 jobs run")
+            proxy.cut()
+            cut_at = time.monotonic()
+            world.start_worker(failpoints=f"before_step=sleep:{lease * 3 / 60:.3f}")
+            world.wait_for(lambda: time.monotonic() - cut_at > outage, "the outage is over", outage + 1)
+            proxy.mend()
+            world.wait_for_ends()
+            trial.check(first.exit_code is None, "the worker that was cut off has ended")
+        stale = world.tally().stale
+        trial.check(stale, "no stale write was tried, so that the fence was not tested")
+        trial.note(f"cut off for {outage:g} s with a lease of {lease:g} s: {stale} stale writes were rejected")

@@ -1,0 +1,110 @@
+"""A row of the fault table: what it is, what its function works with, what came out."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.fault_table.postgresql import NoServer
+from scripts.fault_table.tally import Tally, count_left
+from scripts.fault_table.world import RowFailed, World, Worlds
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much of each fault a run gives itself."""
+
+    is_quick: bool
+    num_seeds: int  # of row 1
+
+    def pick(self, quick: float, full: float) -> float:
+        return quick if self.is_quick else full
+
+
+@dataclass
+class Trial:
+    """One run of one row."""
+
+    worlds: Worlds
+    servers: tuple[Path, ...]
+    scale: Scale
+    report: Callable[[str], None]  # progress
+    tally: Tally = field(default_factory=Tally)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def world(self, *, server: int = -1, **options: Any) -> Iterator[World]:
+        """Open a world (see `Worlds.open`) on one of the machine's servers; count its jobs when the block ends."""
+        with self.worlds.open(self.servers[server % len(self.servers)], **options) as world:
+            try:
+                yield world
+            finally:
+                self.tally += world.tally()
+            left = count_left(world.connection)
+            self.check(not left, f"the queue still holds {left} entries")
+
+    def check(self, holds: object, problem: str) -> None:
+        """Note a problem unless something holds."""
+        if not holds:
+            self.problems.append(problem)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+RowFunction = Callable[[Trial], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A fault, and the outcome that is right."""
+
+    number: int
+    fault: str
+    outcome: str
+    run: RowFunction
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a row's run came to. `missing` names a service that is not there: nothing was tried."""
+
+    number: int
+    fault: str
+    tally: Tally
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    missing: str | None = None
+
+    @property
+    def is_right(self) -> bool:
+        return not self.problems and self.missing is None
+
+
+def run_row(row: Row, trial: Trial) -> RowResult:
+    """Run a row; whatever goes wrong is one of its problems."""
+    started = time.monotonic()
+    missing = None
+    try:
+        row.run(trial)
+    except NoServer as error:
+        missing = str(error)
+    except RowFailed as error:
+        trial.problems.append(str(error))
+    except Exception as error:  # a fault that the harness did not expect is a finding, not the end of the table
+        trial.problems.append(f"{type(error).__name__}: {error}")
+    if missing is None:
+        trial.problems += trial.tally.breaches
+    return RowResult(
+        row.number,
+        row.fault,
+        trial.tally,
+        tuple(trial.problems),
+        tuple(trial.notes),
+        time.monotonic() - started,
+        missing,
+    )
