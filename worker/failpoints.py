@@ -137,7 +137,8 @@ class Failpoints:
         times = self._times[fault] = self._times.get(fault, 0) + 1
         if times < fault.first or (fault.last is not None and times > fault.last):
             return
-        logger.warning("failpoint %s, reached %d times: %s", fault.point, times, fault.action)
+        level = logging.DEBUG if fault.action is Action.SLEEP else logging.WARNING
+        logger.log(level, "failpoint %s, reached %d times: %s", fault.point, times, fault.action)
         if fault.action in self._model_actions:
             self._model_actions[fault.action]()
         else:

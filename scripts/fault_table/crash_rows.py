@@ -7,31 +7,13 @@ from random import Random
 from typing import Any
 
 from scripts.fault_table.proxy import proxying
-from scripts.fault_table.rows import Trial
+from scripts.fault_table.rows import SHORT_LEASES, STEP_SLEEP, Trial, attempts_of, prompts
 from scripts.fault_table.world import World
 from worker.errors import ExitCode
-from worker.records import AttemptState, JobState
+from worker.records import JobState
 
 SAME_HOST_SECONDS = 5.0  # for orphans to run again once a worker of the same host has started
 OTHER_HOST_SECONDS = 45.0
-STEP_SLEEP = "before_step=sleep:0.01"  # a step takes long enough to be hit
-
-
-def prompts(count: int, *, max_tokens: int = 40, random: Random | None = None) -> list[dict[str, Any]]:
-    """Return jobs that all run to their `max_tokens`; with a random source, these differ."""
-    return [
-        {
-            "prompt": f"Question {number}: what is it?",
-            "max_tokens": random.randint(8, max_tokens) if random else max_tokens,
-            "ignore_eos": True,
-        }
-        for number in range(count)
-    ]
-
-
-def attempts_of(world: World, job_id: str) -> list[AttemptState]:
-    detail = world.store.job(job_id)
-    return [] if detail is None else [attempt.state for attempt in detail.attempts]
 
 
 def run_again(world: World, orphans: Sequence[str]) -> bool:
@@ -71,7 +53,7 @@ def kill_mid_batch(trial: Trial) -> None:
 def crash_between(trial: Trial) -> None:
     """Row 2. A worker kills itself at each point of a job's way; what it had committed is not generated again."""
     points = ("after_claim", "before_begin", "before_commit", "after_commit", "after_acknowledge")
-    with trial.world(max_jobs=6) as world:
+    with trial.world(max_jobs=6, **SHORT_LEASES) as world:
         for point in points:
             trial.report(point)
             ids = world.submit(*prompts(12, max_tokens=12))
@@ -89,7 +71,7 @@ def crash_between(trial: Trial) -> None:
 
 def poison_prompt(trial: Trial) -> None:
     """Row 12. One prompt kills the process whenever it is in a step; the worker is started again each time."""
-    with trial.world(max_jobs=32) as world:
+    with trial.world(max_jobs=32, **SHORT_LEASES) as world:
         jobs = prompts(16, max_tokens=24)
         jobs[5]["prompt"] = "This one is POISON to the model."
         ids = world.submit(*jobs)
@@ -146,7 +128,7 @@ def cut_off(trial: Trial) -> None:
             world.wait_for(lambda: world.count(JobState.RUNNING) == 8, "8 jobs run")
             proxy.cut()
             cut_at = time.monotonic()
-            world.start_worker(failpoints=f"before_step=sleep:{lease * 3 / 60:.3f}")
+            world.start_worker(failpoints=f"before_step=sleep:{lease * 3 / 60:.3f}", max_jobs=32)
             world.wait_for(lambda: time.monotonic() - cut_at > outage, "the outage is over", outage + 1)
             proxy.mend()
             world.wait_for_ends()

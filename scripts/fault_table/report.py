@@ -1,6 +1,7 @@
 """The fault table as people and programs read it."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 
@@ -10,16 +11,22 @@ from rich.table import Table
 from scripts.fault_table.rows import RowResult
 from scripts.fault_table.tally import Tally
 
+LINE_WIDTH = 140  # where the output is no terminal
 COLUMNS = [field.name for field in fields(Tally)]
 
 
 def print_table(results: Sequence[RowResult]) -> None:
     """Print a table, and below it what is wrong and what is worth knowing."""
-    table = Table("row", "fault", *COLUMNS, "seconds", "outcome")
+    table = Table()
+    table.add_column("row", justify="right", no_wrap=True)
+    table.add_column("fault")
+    for column in (*COLUMNS, "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
     for result in results:
         numbers = (str(getattr(result.tally, column)) for column in COLUMNS)
         table.add_row(str(result.number), result.fault, *numbers, f"{result.seconds:.1f}", _verdict(result))
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     console.print(table)
     for result in results:
         for text in (*result.problems, *([result.missing] if result.missing else []), *result.notes):

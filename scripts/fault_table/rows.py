@@ -5,11 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from scripts.fault_table.postgresql import NoServer
 from scripts.fault_table.tally import Tally, count_left
 from scripts.fault_table.world import RowFailed, World, Worlds
+from worker.records import AttemptState
+
+SHORT_LEASES: dict[str, Any] = {"lease_seconds": 4, "beat_seconds": 0.5, "sweep_seconds": 0.5}
+STEP_SLEEP = "before_step=sleep:0.01"  # a step takes long enough to be hit
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,24 @@ class RowResult:
         return not self.problems and self.missing is None
 
 
+def prompts(count: int, *, max_tokens: int = 40, random: Random | None = None) -> list[dict[str, Any]]:
+    """Return jobs that all run to their `max_tokens`; with a random source, these differ."""
+    return [
+        {
+            "prompt": f"Question {number}: what is it?",
+            "max_tokens": random.randint(8, max_tokens) if random else max_tokens,
+            "ignore_eos": True,
+        }
+        for number in range(count)
+    ]
+
+
+def attempts_of(world: World, job_id: str) -> list[AttemptState]:
+    """Return the states of a job's attempts, in their order."""
+    detail = world.store.job(job_id)
+    return [] if detail is None else [attempt.state for attempt in detail.attempts]
+
+
 def run_row(row: Row, trial: Trial) -> RowResult:
     """Run a row; whatever goes wrong is one of its problems."""
     started = time.monotonic()
@@ -95,6 +118,7 @@ def run_row(row: Row, trial: Trial) -> RowResult:
         missing = str(error)
     except RowFailed as error:
         trial.problems.append(str(error))
+        trial.report(error.details)
     except Exception as error:  # a fault that the harness did not expect is a finding, not the end of the table
         trial.problems.append(f"{type(error).__name__}: {error}")
     if missing is None:

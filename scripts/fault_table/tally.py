@@ -64,10 +64,9 @@ def count_jobs(database: Engine, accepted: Sequence[str]) -> Tally:
             columns = (AttemptRow.job_id, AttemptRow.id, AttemptRow.state, AttemptRow.error_code)
             for row in connection.execute(select(*columns).where(AttemptRow.job_id.in_(chunk))):
                 attempts.setdefault(row.job_id, []).append(Attempt(row.id, row.state, row.error_code))
-            for row in connection.execute(
-                select(ResultRow.job_id, ResultRow.attempt_id).where(ResultRow.job_id.in_(chunk))
-            ):
-                results.setdefault(row.job_id, []).append(row.attempt_id)
+            kept = select(ResultRow.job_id, ResultRow.attempt_id).where(ResultRow.job_id.in_(chunk))
+            for result in connection.execute(kept):
+                results.setdefault(result.job_id, []).append(result.attempt_id)
     by_state = Counter(states.values())
     return Tally(
         accepted=len(accepted),

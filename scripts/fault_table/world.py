@@ -17,8 +17,9 @@ from scripts.fault_table.postgresql import connect_to_server, create_database, d
 from scripts.fault_table.redis_server import RedisServer, running_server
 from scripts.fault_table.tally import Tally, count_jobs, count_left
 from worker import schema
-from worker.client import submit
+from worker.client import enqueue, prepare
 from worker.database import open_database
+from worker.recording import opened_recorder
 from worker.records import JobState
 from worker.store import JobStore
 
@@ -28,7 +29,11 @@ RESTARTABLE = frozenset({-9, 70, 75})  # exit codes of a worker that a superviso
 
 
 class RowFailed(Exception):
-    """The row cannot go on; the message says what did not come about."""
+    """The row cannot go on; the message says what did not come about, `details` what the workers said."""
+
+    def __init__(self, message: str, details: str) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 @dataclass
@@ -49,11 +54,13 @@ class World:
     def store(self) -> JobStore:
         return JobStore(self.database)
 
-    def submit(self, *jobs: Mapping[str, Any], queue: str = "default") -> tuple[str, ...]:
-        """Submit jobs as a producer does; they count as accepted."""
-        ids = submit(self.connection, jobs, queue=queue)
-        self.accepted += ids
-        return ids
+    def submit(self, *jobs: Mapping[str, Any], connection: redis.Redis | None = None) -> tuple[str, ...]:
+        """Submit jobs as the command line does, recorded in SQL first; what is accepted is counted, errors or not."""
+        before = len(self.accepted)
+        with opened_recorder(self.database_url) as recorder:
+            for ids in enqueue(connection or self.connection, prepare(jobs), recorder=recorder):
+                self.accepted += ids
+        return tuple(self.accepted[before:])
 
     def start_worker(self, *flags: str, **settings: object) -> WorkerProcess:
         """Start `pagemill worker`; `settings` go before those of the world."""
@@ -68,7 +75,7 @@ class World:
         started = time.monotonic()
         while not condition():
             if time.monotonic() - started > seconds:
-                raise RowFailed(f"not within {seconds:g} s: {what}\n{self.last_words()}")
+                raise RowFailed(f"not within {seconds:g} s: {what}", self.last_words())
             time.sleep(POLL_SECONDS)
         return time.monotonic() - started
 
@@ -76,7 +83,7 @@ class World:
         """Return a worker's exit code. Raises RowFailed when it does not end."""
         code = worker.wait(seconds)
         if code is None:
-            raise RowFailed(f"the worker does not end within {seconds:g} s\n{self.last_words()}")
+            raise RowFailed(f"the worker does not end within {seconds:g} s", self.last_words())
         return code
 
     def wait_for_ends(self, seconds: float = WAIT_SECONDS) -> float:
@@ -94,10 +101,10 @@ class World:
         while self.tally().lost or count_left(self.connection):
             if worker.exit_code is not None:
                 if worker.exit_code not in RESTARTABLE:
-                    raise RowFailed(f"the worker ended with {worker.exit_code}\n{self.last_words()}")
+                    raise RowFailed(f"the worker ended with {worker.exit_code}", self.last_words())
                 worker = self.start_worker(**settings)
             if time.monotonic() > deadline:
-                raise RowFailed(f"not within {seconds:g} s: every accepted job has ended\n{self.last_words()}")
+                raise RowFailed(f"not within {seconds:g} s: every accepted job has ended", self.last_words())
             time.sleep(POLL_SECONDS)
         worker.kill()
 
