@@ -108,6 +108,28 @@ def add_cancelled(connection: Connection, jobs: Sequence[SubmittedJob], now: dat
     return frozenset(cancelled)
 
 
+def cancel_queued(connection: Connection, job_ids: Iterable[str], now: datetime) -> frozenset[str]:
+    """Cancel at `now` each job that SQL has as queued, those in a back-off included. Return their ids."""
+    cancelled: set[str] = set()
+    ending = {"state": JobState.CANCELLED, "ended_at": now, "retry_at": None}
+    for chunk in chunked(job_ids):
+        is_queued = JobRow.id.in_(chunk) & (JobRow.state == JobState.QUEUED)
+        cancelled.update(connection.scalars(update(JobRow).where(is_queued).values(ending).returning(JobRow.id)))
+    return frozenset(cancelled)
+
+
+def cancel_unheld(connection: Connection, job_ids: Iterable[str], now: datetime) -> None:
+    """Cancel at `now` each job that has not ended and that no worker holds, as the queue says: one that SQL has as
+    running is one whose worker died. A worker that was only cut off is fenced from here on."""
+    for chunk in chunked(job_ids):
+        is_open = JobRow.id.in_(chunk) & HAS_NOT_ENDED
+        ending = {"state": JobState.CANCELLED, "ended_at": now, "retry_at": None}
+        ended = connection.scalars(update(JobRow).where(is_open).values(ending).returning(JobRow.id)).all()
+        running = AttemptRow.job_id.in_(ended) & (AttemptRow.state == AttemptState.RUNNING)
+        lost = {"state": AttemptState.LOST, "ended_at": now, "error_code": "lease_lost"}
+        connection.execute(update(AttemptRow).where(running).values(lost))
+
+
 def requeue_ended(connection: Connection, job_ids: Iterable[str]) -> frozenset[str]:
     """Put each job that failed, was cancelled or is dead back to queued, without result and figures; its attempts stay.
 

@@ -120,6 +120,13 @@ def find_states(connection: Connection, job_ids: Iterable[str]) -> dict[str, Job
     return states
 
 
+def find_unfinished(connection: Connection, batch_id: str, after_id: str, limit: int) -> Sequence[str]:
+    """Return the ids of a batch's jobs that have not ended, in their order, the first `limit` behind `after_id`."""
+    waits_or_runs = JobRow.state.in_((JobState.QUEUED, JobState.RUNNING))
+    statement = select(JobRow.id).where(JobRow.batch_id == batch_id, JobRow.id > after_id, waits_or_runs)
+    return connection.scalars(statement.order_by(JobRow.id).limit(limit)).all()
+
+
 def find_results(connection: Connection, job_ids: Iterable[str]) -> dict[str, JobResult]:
     """Return the result of each job that has one."""
     columns = _columns(ResultRow, JobResult)

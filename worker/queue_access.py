@@ -79,11 +79,18 @@ class QueueAccess:
 
     def cancel(self, job_id: str) -> Cancellation:
         """Cancel the job of exactly this id: at once where it waits or is delayed, through its worker where it runs."""
-        reply = self._scripts.call("cancel", [job_id, CANCEL_REQUEST_SECONDS, FAILURE_TTL_SECONDS])
-        outcome, status = (part.decode() for part in reply)
-        if outcome == "elsewhere":
-            return self._cancel_through_rq(job_id, status)
-        return Cancellation(CancelOutcome(outcome), status or None)
+        return self.cancel_many([job_id])[job_id]
+
+    def cancel_many(self, job_ids: Iterable[str]) -> Mapping[str, Cancellation]:
+        """Cancel jobs as `cancel` does, in one round trip."""
+        ids = list(dict.fromkeys(job_ids))
+        reply = self._scripts.call("cancel", [CANCEL_REQUEST_SECONDS, FAILURE_TTL_SECONDS, *ids])
+        return {job_id: self._read_cancellation(job_id, *answer) for job_id, answer in zip(ids, reply, strict=True)}
+
+    def _read_cancellation(self, job_id: str, outcome: bytes, status: bytes) -> Cancellation:
+        if outcome == b"elsewhere":
+            return self._cancel_through_rq(job_id, status.decode("utf-8", "replace"))
+        return Cancellation(CancelOutcome(outcome.decode()), status.decode("utf-8", "replace") or None)
 
     def _cancel_through_rq(self, job_id: str, status: str) -> Cancellation:
         """Cancel a deferred or rate-limited job, which only RQ knows where to find."""

@@ -55,7 +55,7 @@ def read_record(fields: Fields) -> PromptRecord:
     enqueued_at = dates["enqueued_at"] or dates["created_at"]
     if enqueued_at is None:
         raise RecordError("corrupt_record", "enqueued_at: is missing")
-    payload = _read_payload(fields.get(b"data", b""))
+    payload = read_payload(fields.get(b"data", b""))
     try:
         job = parse_job(payload)
     except InvalidJob as error:
@@ -111,7 +111,8 @@ def _read_count(name: str, value: bytes | None) -> int | None:
     return int(value)
 
 
-def _read_payload(data: bytes) -> dict[str, Any]:
+def read_payload(data: bytes) -> dict[str, Any]:
+    """Return the JSON object that a record's `data` enqueues, unchecked. Raises RecordError for anything else."""
     text = _decompress(data)
     if text[:1] == b"\x80":
         raise RecordError("pickled_record", "data: is pickled and was not loaded; enqueue with serializer='json'")

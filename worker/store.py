@@ -55,6 +55,16 @@ class JobStore:
         with writing(self._engine) as connection:
             return job_changes.add_cancelled(connection, jobs, self._clock())
 
+    def cancel_queued(self, job_ids: Iterable[str]) -> frozenset[str]:
+        """Cancel the jobs that SQL has as queued; return their ids. See `job_changes.cancel_queued`."""
+        with writing(self._engine) as connection:
+            return job_changes.cancel_queued(connection, job_ids, self._clock())
+
+    def cancel_unheld(self, job_ids: Iterable[str]) -> None:
+        """Cancel jobs that no worker holds. See `job_changes.cancel_unheld`."""
+        with writing(self._engine) as connection:
+            job_changes.cancel_unheld(connection, job_ids, self._clock())
+
     def mark_retried(self, job_ids: Iterable[str]) -> frozenset[str]:
         """Put ended jobs back to queued; return the ids of those that were. See `job_changes.requeue_ended`."""
         with writing(self._engine) as connection:
@@ -136,6 +146,11 @@ class JobStore:
         """Return the number of jobs by queue and state."""
         with reading(self._engine) as connection:
             return lookups.count_states(connection)
+
+    def unfinished_jobs(self, batch_id: str, after_id: str, limit: int) -> Sequence[str]:
+        """Return the ids of a batch's jobs that have not ended, in their order, the first `limit` behind `after_id`."""
+        with reading(self._engine) as connection:
+            return lookups.find_unfinished(connection, batch_id, after_id, limit)
 
     def batch(self, batch_id: str) -> BatchProgress | None:
         """Return the batch's progress, or None."""

@@ -54,7 +54,8 @@ def test_commands_that_print_data_offer_json(name: str) -> None:
     [
         (["nope"], "error: No such command 'nope' (see pagemill --help)"),
         (["--bad"], "error: No such option '--bad' (see pagemill --help)"),
-        (["cancel"], "error: Missing argument 'ID...' (see pagemill cancel --help)"),
+        (["cancel"], "error: give either IDs or --batch (see pagemill cancel --help)"),
+        (["retry"], "error: Missing argument 'ID...' (see pagemill retry --help)"),
         (["db", "nope"], "error: No such command 'nope' (see pagemill db --help)"),
         (["submit", "x", "--max-tokens", "z"], "error: Invalid value for '--max-tokens': 'z' is not a valid integer"),
         (["report", "speed"], "error: Invalid value for '[summary|latency|memory|prefix]'"),

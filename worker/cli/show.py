@@ -8,12 +8,12 @@ import click
 from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json, print_text
 from worker.cli.queues import opened_queue, queue_name
-from worker.cli.redis_jobs import RedisJob, find_redis_job
 from worker.cli.stores import opened_store
 from worker.cli.tables import print_fields, print_table
 from worker.database import parse_database_url, place_of
 from worker.errors import PagemillError
 from worker.lookups import JobDetail
+from worker.redis_jobs import RedisJob, find_redis_job
 from worker.settings import load_settings
 
 

@@ -13,7 +13,6 @@ from rich.live import Live
 from worker.cli.options import json_option, service_options
 from worker.cli.output import is_terminal, print_json, print_json_line
 from worker.cli.queues import opened_queue
-from worker.cli.redis_jobs import find_redis_states, queue_names
 from worker.cli.stores import opened_store
 from worker.cli.tables import draw_table, print_table
 from worker.errors import PagemillError
@@ -21,6 +20,7 @@ from worker.fleet import WorkerDetail
 from worker.lookups import BatchProgress
 from worker.queue_access import QueueAccess
 from worker.records import JobState
+from worker.redis_jobs import find_redis_states, queue_names
 from worker.settings import load_settings
 from worker.settings_model import Settings
 from worker.store import JobStore

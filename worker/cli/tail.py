@@ -9,12 +9,12 @@ import redis
 from worker.cli.options import service_options
 from worker.cli.output import for_display, message, print_text
 from worker.cli.queues import opened_queue, queue_name
-from worker.cli.redis_jobs import find_redis_job
 from worker.cli.stores import opened_store
 from worker.errors import ExitCode, PagemillError
 from worker.lookups import JobDetail
 from worker.queue_access import QueueAccess
 from worker.records import TERMINAL_STATES, JobState
+from worker.redis_jobs import find_redis_job
 from worker.settings import load_settings
 from worker.settings_model import Settings
 
