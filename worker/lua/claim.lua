@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Claim up to `limit` jobs, first in, first out within each queue. The first queue with jobs is served, but of so many
--- claims as `turn` says one goes to the queues behind it, each in its turn; a turn of 0 serves strictly in order.
+-- claims as `turn` says one goes to the queue that was passed over most often; a turn of 0 serves strictly in order.
 -- Paused queues are passed by; jobs whose tenant is at its limit are parked.
 -- Arguments: prefix, worker name, lease seconds, limit, token (unique per call), turn, queue...
 -- Reply: a list of records as taking.lua returns them; 'untold' instead of 'claimed' is a job that does not name its
@@ -31,7 +31,8 @@ local function open_queues()
         if paused[index] == 0 then
             local tenants = has_parked and parked_tenants(name) or {}
             local waiting = call('LLEN', queue_key(name))
-            queues[#queues + 1] = {name = name, waiting = waiting, tenants = tenants, is_cut = #tenants == MAX_TENANTS}
+            queues[#queues + 1] = {name = name, place = index, waiting = waiting, tenants = tenants,
+                is_cut = #tenants == MAX_TENANTS}
         end
     end
     return queues
@@ -92,30 +93,49 @@ local function next_waiting(queue)
     end
 end
 
--- Whose turn it is, for all workers with this list of queues: claims since one went to a lower queue, and which that was.
+-- Whose turn it is, for all workers with this list of queues: the claims since the last turn, and for each queue those
+-- that passed it over while it had jobs.
 local turns_key = 'pagemill:turns:' .. redis.sha1hex(table.concat(ARGV, ',', 7))
 
 local function read_turns()
-    local passed_over, last = (call('GET', turns_key) or ''):match('^(%d+):(%d+)$')
-    return {passed_over = tonumber(passed_over) or 0, last = tonumber(last) or 0}
+    local numbers = {}
+    for number in (call('GET', turns_key) or ''):gmatch('%d+') do
+        numbers[#numbers + 1] = tonumber(number)
+    end
+    local turns = {since = table.remove(numbers, 1) or 0, passed_over = numbers}
+    for place = 1, #ARGV - 6 do
+        numbers[place] = numbers[place] or 0
+    end
+    return turns
 end
 
-local function first_waiting(queues)
-    for place, queue in ipairs(queues) do
+local function next_queue(waiting, turns)
+    local chosen = waiting[1]
+    if turns.since >= turn - 1 then
+        for _, queue in ipairs(waiting) do
+            if turns.passed_over[queue.place] > turns.passed_over[chosen.place] then
+                chosen = queue
+            end
+        end
+    end
+    return chosen
+end
+
+local function note_served(served, waiting, turns)
+    turns.since = served == waiting[1] and turns.since + 1 or 0
+    for _, queue in ipairs(waiting) do
+        turns.passed_over[queue.place] = queue ~= served and turns.passed_over[queue.place] + 1 or 0
+    end
+end
+
+local function with_jobs(queues)
+    local waiting = {}
+    for _, queue in ipairs(queues) do
         if is_waiting(queue) then
-            return place
+            waiting[#waiting + 1] = queue
         end
     end
-end
-
--- The next queue behind the first one with jobs, after the one that was served last.
-local function next_lower(queues, first, last)
-    for offset = 0, #queues - 1 do
-        local place = (last + offset) % #queues + 1
-        if place > first and is_waiting(queues[place]) then
-            return place
-        end
-    end
+    return waiting
 end
 
 local taken = {}
@@ -125,27 +145,24 @@ end
 local queues = open_queues()
 local turns
 while #taken < limit and popped < MAX_POPPED and num_parked < MAX_PARKED do
-    local first = first_waiting(queues)
-    if not first then
+    local waiting = with_jobs(queues)
+    if #waiting == 0 then
         break
     end
-    local lower = turn > 0 and next_lower(queues, first, turns and turns.last or 0)
-    if lower and not turns then
+    local is_contested = turn > 0 and #waiting > 1
+    if is_contested and not turns then
         turns = read_turns()
-        lower = next_lower(queues, first, turns.last)
     end
-    local place = lower and turns.passed_over >= turn - 1 and lower or first
-    local record = next_parked(queues[place]) or next_waiting(queues[place])
+    local queue = is_contested and next_queue(waiting, turns) or waiting[1]
+    local record = next_parked(queue) or next_waiting(queue)
     if record then
         taken[#taken + 1] = record
-        if place == lower then
-            turns.passed_over, turns.last = 0, lower
-        elseif lower then
-            turns.passed_over = turns.passed_over + 1
+        if is_contested then
+            note_served(queue, waiting, turns)
         end
     end
 end
 if turns then
-    call('SET', turns_key, turns.passed_over .. ':' .. turns.last, 'EX', TURNS_SECONDS)
+    call('SET', turns_key, turns.since .. ',' .. table.concat(turns.passed_over, ','), 'EX', TURNS_SECONDS)
 end
 return taken
