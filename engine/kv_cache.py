@@ -26,15 +26,21 @@ class KVShape:
 class KVCache:
     """The blocks' content. `layers[i]` is (K, V), each [num_blocks, block_size, num_kv_heads, head_dim].
 
+    On a CPU the memory has KV heads first: its attention multiplies matrices a head, which are so gathered as they lie.
+
     Zeroed at the start, and kept finite: attention reads the unwritten tail of a block under a mask, where a NaN would
     still spread.
     """
 
     def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
-        size = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.shape = shape
         self.num_blocks = num_blocks
-        memory = _zeros(size, shape.dtype, device)
+        sizes = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        if device.type == "cpu":
+            heads_first = (shape.num_layers, 2, sizes[2], *sizes[:2], sizes[3])
+            memory = _lazy_zeros(heads_first, shape.dtype).permute(0, 1, 3, 4, 2, 5)
+        else:
+            memory = torch.zeros((shape.num_layers, 2, *sizes), dtype=shape.dtype, device=device)
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((layer[0], layer[1]) for layer in memory)
 
     def scrub(self, block_ids: list[int]) -> None:
@@ -44,9 +50,7 @@ class KVCache:
             value_cache[block_ids] = 0
 
 
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros; on the CPU as pages that the system provides when they are first touched, not all at the start."""
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
+def _lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros as pages that the system provides when they are first touched, not all at the start."""
     as_bytes = np.zeros((*size[:-1], size[-1] * dtype.itemsize), dtype=np.uint8)
     return torch.from_numpy(as_bytes).view(dtype)

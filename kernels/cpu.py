@@ -1,214 +1,105 @@
-"""Paged attention on the CPU: shared prefixes once a group, decodes padded together, prefill chunks one by one.
+"""Paged attention on the CPU, in matrix products: torch's fused CPU attention spends most of its time elsewhere.
 
-Each part is a call of torch's fused CPU attention, which returns the log-sum-exp of its scores; parts over different
-keys of the same query are merged with it (the online softmax of FlashAttention, Dao et al. 2022, across calls).
+Scores are rounded to the type of the model, as in transformers' eager attention, and summed in float32. A decoding
+sequence's scores over a shared prefix and over its own blocks stand side by side under one softmax, so that nothing
+has to be merged afterwards, while the prefix is read once for all that share it.
+
+KV heads come first in all tensors here. A cache whose memory has them first too is gathered without a second copy.
 """
-
-from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from kernels.paged_batch import PagedBatch
-from kernels.shared_prefix import find_prefix_groups
-
-SHORT_BLOCKS = 8  # runs of blocks up to here are padded to one length, whatever theirs
-
-
-@dataclass(frozen=True, slots=True)
-class BatchedPart:
-    """Attention of several sets of query tokens, each over its own run of blocks, padded to one shape.
-
-    A set is a decoding sequence's one query over its own blocks, or all queries of a group over the shared prefix. No
-    query is hidden from a key that its set has, so the mask hides padding only.
-    """
-
-    rows: Tensor  # [num_sets * set_size] packed query tokens, a set padded by repeating one
-    kept: Tensor | None  # positions in `rows` that are no padding; None keeps all
-    block_ids: Tensor  # [num_sets * num_blocks], padded with a block of the set's own: no mask stops another's NaN
-    num_sets: int
-    mask: Tensor | None  # [num_sets, 1, 1, num_blocks * block_size], 0 or -inf; None where nothing is padded
-
-    @property
-    def kept_rows(self) -> Tensor:
-        return self.rows if self.kept is None else self.rows[self.kept]
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkPart:
-    """A prefill chunk of one sequence over its own blocks."""
-
-    start: int  # packed query tokens [start, stop)
-    stop: int
-    block_ids: Tensor  # [num_blocks]
-    num_keys: int
-    mask: Tensor | None  # [num_queries * queries_per_kv_head, num_keys], 0 or -inf; None where no key comes before
-
-
-@dataclass(frozen=True, slots=True)
-class CpuPlan:
-    """How one step's attention is split; built once, used by every layer."""
-
-    chunks: tuple[ChunkPart, ...]
-    decodes: tuple[BatchedPart, ...]
-    shared: tuple[BatchedPart, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _QuerySet:
-    rows: list[int]  # packed query tokens
-    block_ids: list[int]
-    num_keys: int
-
-
-def plan_attention(batch: PagedBatch, queries_per_kv_head: int, dtype: torch.dtype) -> CpuPlan:
-    """Split a step into parts. `queries_per_kv_head` is num_heads / num_kv_heads; `dtype` is the query's."""
-    size = batch.block_size
-    starts = [0, *accumulate(sequence.num_new for sequence in batch.sequences)]
-    num_shared = [0] * len(batch.sequences)  # leading blocks that the sequence's group attends to for it
-    shared = []
-    for group in find_prefix_groups(batch):
-        rows = [row for index in group.members for row in range(starts[index], starts[index + 1])]
-        block_ids = list(batch.sequences[group.members[0]].block_ids[: group.num_blocks])
-        shared.append(_QuerySet(rows, block_ids, group.num_blocks * size))
-        for index in group.members:
-            num_shared[index] = group.num_blocks
-
-    chunks, decodes = [], []
-    for index, sequence in enumerate(batch.sequences):
-        num_keys = sequence.num_tokens - num_shared[index] * size
-        block_ids = list(sequence.block_ids[num_shared[index] : -(-sequence.num_tokens // size)])
-        if sequence.num_new == 1:
-            decodes.append(_QuerySet([starts[index]], block_ids, num_keys))
-        else:
-            mask = None
-            if num_keys > sequence.num_new:
-                mask = _causal_mask(sequence.num_new, num_keys, queries_per_kv_head, dtype)
-            chunks.append(ChunkPart(starts[index], starts[index + 1], torch.tensor(block_ids), num_keys, mask))
-    return CpuPlan(tuple(chunks), _batched_parts(decodes, size, dtype), _batched_parts(shared, size, dtype))
-
-
-def _batched_parts(sets: list[_QuerySet], block_size: int, dtype: torch.dtype) -> tuple[BatchedPart, ...]:
-    """Pad sets of similar shape to one; others get a part of their own."""
-    parts: list[list[_QuerySet]] = []
-    for query_set in sorted(sets, key=lambda one: len(one.block_ids), reverse=True):
-        if not parts or not _is_alike(query_set, parts[-1][0]):
-            parts.append([])
-        parts[-1].append(query_set)
-    return tuple(_batched_part(alike, block_size, dtype) for alike in parts)
-
-
-def _is_alike(query_set: _QuerySet, longest: _QuerySet) -> bool:
-    """Whether padding the set costs less than another call: keys cost reads, queries hardly anything."""
-    num_blocks, most = len(query_set.block_ids), len(longest.block_ids)
-    few, many = sorted((len(query_set.rows), len(longest.rows)))
-    return (num_blocks * 4 >= most * 3 or most <= SHORT_BLOCKS) and few * 4 >= many
-
-
-def _batched_part(sets: list[_QuerySet], block_size: int, dtype: torch.dtype) -> BatchedPart:
-    num_blocks = max(len(query_set.block_ids) for query_set in sets)
-    set_size = max(len(query_set.rows) for query_set in sets)
-    num_keys = torch.tensor([query_set.num_keys for query_set in sets])
-    set_sizes = torch.tensor([len(query_set.rows) for query_set in sets])
-    hidden = torch.arange(num_blocks * block_size)[None, :] >= num_keys[:, None]
-    real = (torch.arange(set_size)[None, :] < set_sizes[:, None]).flatten()
-    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[:, None, None]
-    return BatchedPart(
-        rows=torch.tensor([s.rows + s.rows[-1:] * (set_size - len(s.rows)) for s in sets]).flatten(),
-        kept=None if real.all() else real.nonzero().flatten(),
-        block_ids=torch.tensor(
-            [s.block_ids + s.block_ids[-1:] * (num_blocks - len(s.block_ids)) for s in sets]
-        ).flatten(),
-        num_sets=len(sets),
-        mask=mask if hidden.any() else None,
-    )
-
-
-def _causal_mask(num_queries: int, num_keys: int, queries_per_kv_head: int, dtype: torch.dtype) -> Tensor:
-    positions = torch.arange(num_keys - num_queries, num_keys).repeat_interleave(queries_per_kv_head)
-    hidden = torch.arange(num_keys)[None, :] > positions[:, None]
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+from kernels.cpu_plan import ChunkPart, CpuPlan, DecodePart, SharedPart
 
 
 def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: CpuPlan, scale: float) -> Tensor:
     """Attend as the plan says. Shapes as in `kernels.reference.paged_attention`."""
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
-    q = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    output = torch.empty_like(q)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32) if plan.shared else None
+    # A KV head's query heads become rows of one matrix, so K and V are never repeated.
+    q = query.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim).transpose(0, 1)
+    keys, values = key_cache.permute(2, 0, 1, 3), value_cache.permute(2, 0, 1, 3)
+    output = query.new_empty(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     for chunk in plan.chunks:
-        k, v = _gather(key_cache, value_cache, chunk.block_ids, 1)
-        k, v = k[:, :, : chunk.num_keys], v[:, :, : chunk.num_keys]
-        rows = slice(chunk.start, chunk.stop)
-        if chunk.mask is None:
-            output[rows], part_lse = _attend_causally(q[rows], k, v, scale)
-        else:
-            output[rows], part_lse = _attend_sets(q[rows], 1, k, v, scale, chunk.mask)
-        if lse is not None:
-            lse[rows] = part_lse
+        _attend_chunk(q, keys, values, chunk, scale, output.transpose(0, 1))
     for part in plan.decodes:
-        output[part.rows], part_lse = _attend_part(q, key_cache, value_cache, part, scale)
-        if lse is not None:
-            lse[part.rows] = part_lse
-    for part in plan.shared:
-        assert lse is not None, "allocated for shared parts"
-        out, part_lse = _attend_part(q, key_cache, value_cache, part, scale)
-        rows_kept = part.kept_rows
-        output[rows_kept] = _merge(output[rows_kept], lse[rows_kept], out, part_lse).to(output.dtype)
+        attended = _attend_decodes(q.index_select(1, part.rows), keys, values, part, scale)
+        output.index_copy_(0, part.rows, attended.transpose(0, 1))
     return output.view(num_tokens, num_heads, head_dim)
 
 
-def _attend_part(
-    q: Tensor, key_cache: Tensor, value_cache: Tensor, part: BatchedPart, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of a part's kept rows."""
-    k, v = _gather(key_cache, value_cache, part.block_ids, part.num_sets)
-    out, lse = _attend_sets(q[part.rows], part.num_sets, k, v, scale, part.mask)
-    return (out, lse) if part.kept is None else (out[part.kept], lse[part.kept])
+def _attend_chunk(q: Tensor, keys: Tensor, values: Tensor, chunk: ChunkPart, scale: float, output: Tensor) -> None:
+    """Write a chunk's rows of `output`: [num_kv_heads, num_tokens, queries_per_kv_head, head_dim], as q."""
+    k, v = (_gather(cache, chunk.block_ids, 1) for cache in (keys, values))
+    start, num_keys = chunk.start, chunk.num_context
+    for mask in chunk.masks:
+        tile = mask.shape[1]
+        rows = slice(start, start + tile)
+        start, num_keys = start + tile, num_keys + tile
+        scores = _scores(q[:, rows].flatten(1, 2), k[:, :num_keys], scale)
+        scores[:, :, num_keys - tile :] += mask
+        output[:, rows] = torch.bmm(scores.softmax(dim=-1), v[:, :num_keys]).view_as(q[:, rows])
 
 
-def _gather(key_cache: Tensor, value_cache: Tensor, block_ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Return K and V of `num_rows` equal runs of blocks: [num_rows, num_kv_heads, num_keys, head_dim], strided."""
-    num_kv_heads, head_dim = key_cache.shape[2:]
-    shape = (num_rows, -1, num_kv_heads, head_dim)
-    return (
-        key_cache.index_select(0, block_ids).view(shape).transpose(1, 2),
-        value_cache.index_select(0, block_ids).view(shape).transpose(1, 2),
-    )
+def _attend_decodes(q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, scale: float) -> Tensor:
+    """Return the output of the part's rows. q and output: [num_kv_heads, num_rows, queries_per_kv_head, head_dim]."""
+    num_kv_heads, num_rows, per_head, _ = q.shape
+    own_scores = _scores(q.flatten(0, 1), _gather(keys, part.own.block_ids, num_rows), scale)
+    own_scores = own_scores.view(num_kv_heads, num_rows, per_head, -1)
+    if part.own.mask is not None:
+        own_scores += part.own.mask
+    own_values = _gather(values, part.own.block_ids, num_rows)
+    if not part.shared:
+        return torch.bmm(own_scores.softmax(dim=-1).flatten(0, 1), own_values).view(q.shape)
+    width = part.num_shared_keys
+    scores = q.new_empty(num_kv_heads, num_rows, per_head, width + part.own.num_keys)
+    if part.has_gaps:
+        scores[..., :width] = float("-inf")
+    scores[..., width:] = own_scores
+    for shared in part.shared:
+        _put_shared_scores(scores, q, keys, shared, scale)
+    probabilities = scores.softmax(dim=-1)
+    output = torch.bmm(probabilities[..., width:].flatten(0, 1), own_values).view(q.shape)
+    for shared in part.shared:
+        _add_shared_output(output, probabilities, values, shared)
+    return output
 
 
-def _attend_sets(
-    q: Tensor, num_sets: int, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Attend with equal sets of query tokens to one run of keys each.
+def _put_shared_scores(scores: Tensor, q: Tensor, keys: Tensor, shared: SharedPart, scale: float) -> None:
+    """Write the scores of the members over their groups' prefixes, the first columns of `scores`."""
+    runs, (num_kv_heads, _, per_head, head_dim) = shared.runs, q.shape
+    matrices = q.index_select(1, shared.members).view(num_kv_heads * runs.num_runs, -1, head_dim)
+    by_member = _scores(matrices, _gather(keys, runs.block_ids, runs.num_runs), scale)
+    by_member = by_member.view(num_kv_heads, -1, per_head, runs.num_keys)
+    if runs.mask is not None:
+        by_member += runs.mask.repeat_interleave(by_member.shape[1] // runs.num_runs, dim=0)
+    if shared.kept is not None:
+        by_member = by_member.index_select(1, shared.kept)
+    scores[..., : runs.num_keys].index_copy_(1, shared.kept_members, by_member)
 
-    q: [num_rows, num_kv_heads, queries_per_kv_head, head_dim], a set's rows in turn; k, v: [num_sets, num_kv_heads,
-    num_keys, head_dim]. A KV head's query heads become rows of one matrix, so K and V are never repeated. Returns the
-    output, shaped as q, and the natural log-sum-exp of the scaled scores, shaped as q without head_dim.
+
+def _add_shared_output(output: Tensor, probabilities: Tensor, values: Tensor, shared: SharedPart) -> None:
+    """Add what the members get from their groups' prefixes."""
+    runs, (num_kv_heads, _, per_head, head_dim) = shared.runs, output.shape
+    chosen = probabilities[..., : runs.num_keys].index_select(1, shared.members)
+    matrices = chosen.view(num_kv_heads * runs.num_runs, -1, runs.num_keys)
+    by_member = torch.bmm(matrices, _gather(values, runs.block_ids, runs.num_runs))
+    by_member = by_member.view(num_kv_heads, -1, per_head, head_dim)
+    if shared.kept is not None:
+        by_member = by_member.index_select(1, shared.kept)
+    output.index_add_(1, shared.kept_members, by_member)
+
+
+def _scores(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """Return scale * queries @ keys^T, a matrix each: [n, num_queries, head_dim], [n, num_keys, head_dim]."""
+    ignored = queries.new_empty(1, 1, 1)
+    return torch.baddbmm(ignored, queries, keys.transpose(1, 2), beta=0, alpha=scale)
+
+
+def _gather(cache: Tensor, block_ids: Tensor, num_runs: int) -> Tensor:
+    """Return K or V of equal runs of blocks, one matrix a KV head and run: [num_kv_heads * num_runs, keys, head_dim].
+
+    cache: [num_kv_heads, num_blocks, block_size, head_dim].
     """
-    num_rows, num_kv_heads, per_head, head_dim = q.shape
-    matrix = q.view(num_sets, num_rows // num_sets, num_kv_heads, per_head, head_dim).transpose(1, 2).flatten(2, 3)
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        matrix, k, v, 0.0, False, attn_mask=mask, scale=scale
-    )
-    out = out.unflatten(2, (-1, per_head)).transpose(1, 2).flatten(0, 1)
-    lse = lse.unflatten(2, (-1, per_head)).transpose(1, 2).flatten(0, 1)
-    return out, lse
-
-
-def _attend_causally(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attend with a sequence's tokens to themselves and those before; half the work of a mask. Shapes as above."""
-    num_rows, num_kv_heads, per_head, head_dim = q.shape
-    heads = q.flatten(1, 2).transpose(0, 1).unsqueeze(0)  # [1, num_heads, num_rows, head_dim]
-    k, v = (t.repeat_interleave(per_head, dim=1) for t in (k, v))
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(heads, k, v, 0.0, True, scale=scale)
-    shape = (num_rows, num_kv_heads, per_head)
-    return out[0].transpose(0, 1).reshape(*shape, head_dim), lse[0].transpose(0, 1).reshape(shape)
-
-
-def _merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> Tensor:
-    """Combine attention over two disjoint sets of keys."""
-    lse = torch.logaddexp(lse_a, lse_b)
-    return out_a * torch.exp(lse_a - lse).unsqueeze(-1) + out_b * torch.exp(lse_b - lse).unsqueeze(-1)
+    return cache.index_select(1, block_ids).view(cache.shape[0] * num_runs, -1, cache.shape[3])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 import torch
 from torch import Tensor
 
-from kernels import cpu
-from kernels.cpu import CpuPlan
+from kernels import cpu, cpu_plan
+from kernels.cpu_plan import CpuPlan
 from kernels.paged_batch import PagedBatch
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def plan_attention(
 ) -> AttentionPlan:
     """Prepare one step's attention; the plan serves every layer. `dtype` is that of queries and caches."""
     if device.type == "cpu":
-        return cpu.plan_attention(batch, num_heads // num_kv_heads, dtype)
+        return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype)
     from kernels import triton_attention
 
     return triton_attention.plan_attention(batch, num_heads // num_kv_heads, dtype, device)

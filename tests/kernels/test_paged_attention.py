@@ -10,7 +10,7 @@ from kernels import ops, reference
 from kernels.paged_batch import PagedBatch
 from tests.kernels.cases import HEADS, LAYOUTS, AttentionCase, SequenceLayout, build_case
 
-TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2}  # of outputs that average values drawn from N(0, 1)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # of outputs that average values drawn from N(0, 1)
 
 
 def attend(case: AttentionCase) -> Tensor:

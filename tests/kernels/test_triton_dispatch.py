@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from kernels import ops
-from kernels.cpu import CpuPlan
+from kernels.cpu_plan import CpuPlan
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.triton_attention import TritonPlan
 
