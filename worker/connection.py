@@ -1,7 +1,7 @@
 """Connections to Redis or Valkey, and what their failures mean to a user."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +92,15 @@ def _open(options: dict[str, Any], address: str) -> redis.Redis:
         "protocol": 2,  # no HELLO at every connect, and replies as RQ reads them
         "driver_info": None,  # nor two CLIENT SETINFO
     }
-    try:
+    with ExitStack() as opened:
         connection = redis.Redis.from_pool(ConnectionPool(**{**options, **fixed}))
-        with redis_errors(address):
-            connection.ping()
-    except (TypeError, redis.RedisError) as error:
-        raise ConfigurationError(f"redis_url: {address}: {_one_line(error)}") from None
+        opened.callback(connection.close)
+        try:
+            with redis_errors(address):
+                connection.ping()
+        except redis.RedisError as error:
+            raise ConfigurationError(f"redis_url: {address}: {_one_line(error)}") from None
+        opened.pop_all()
     return connection
 
 

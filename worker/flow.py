@@ -143,6 +143,7 @@ class Flow:
         """
         self._store.register_worker(self._record)
         try:
+            self._queue.check_permissions()  # a claim that an ACL stops halfway would lose what it had popped
             self.worker.enlist(self._cancel)
             logger.info("worker %s drains %s", self._record.name, ", ".join(self._settings.queues))
             self._work(burst=burst)

@@ -25,9 +25,10 @@ from rq.rate_limit import RateLimitRegistry, release_slot
 from rq.serializers import JSONSerializer
 
 from worker.connection import redis_errors
-from worker.errors import PagemillError
+from worker.errors import PagemillError, ServiceUnavailable
 from worker.queue_access import CANCELLING_KEY, FAILURE_TTL_SECONDS, QueueAccess
 from worker.queue_records import Fields, RecordError, raw_json, read_date, read_record
+from worker.queue_scripts import script_commands
 from worker.records import AttemptState, Claim, DeadRecord, Retry
 
 DEFAULT_RESULT_TTL_SECONDS = 86_400
@@ -91,6 +92,15 @@ class JobQueue(QueueAccess):
         self.lease_seconds = lease_seconds
         self._default_result_ttl_seconds = default_result_ttl_seconds
         self._turn = math.ceil(1 / lower_queue_share) if lower_queue_share else 0
+
+    def check_permissions(self) -> None:
+        """Raise ServiceUnavailable when the server's ACL would stop one of the scripts halfway, naming the commands."""
+        refused = self._scripts.call("permissions", script_commands())
+        if refused:
+            names = ", ".join(command.decode() for command in refused)
+            raise ServiceUnavailable(
+                f"Redis does not let this user run {names} on the queue's keys; its ACL is too narrow"
+            )
 
     def claim(self, queues: Sequence[str], limit: int) -> Claimed:
         """Claim up to `limit` jobs: the first queue's before the second's, save for the lower queues' share, and first

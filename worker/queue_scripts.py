@@ -16,7 +16,7 @@ from worker.server_errors import refused_script_line
 SCRIPT_NAMES = (
     *("claim", "recover", "extend", "acknowledge", "requeue", "sweep", "dead_letter"),
     *("enqueue", "delay", "enqueue_due", "cancel", "mark", "marked"),
-    *("locate", "strays", "adopt", "reconcile_due"),
+    *("locate", "strays", "adopt", "reconcile_due", "permissions"),
     *("tell", "limit", "tenants"),
 )
 INCLUDES = {  # besides common.lua
@@ -26,7 +26,7 @@ INCLUDES = {  # besides common.lua
     "tenants": ("limiting",),
 }
 
-_CALL = re.compile(r"call\('([A-Z ]+)'")
+_CALL = re.compile(r"call\('([A-Z]+)'(?:, '([A-Z]+)')?")
 
 Argument = str | int | float | bytes
 
@@ -37,6 +37,12 @@ def load_script(name: str) -> str:
     flags, body = (folder / f"{name}.lua").read_text("utf-8").split("\n", 1)
     shared = [(folder / f"{part}.lua").read_text("utf-8") for part in ("common", *INCLUDES.get(name, ()))]
     return "\n".join((flags, *shared, body))
+
+
+def script_commands() -> tuple[str, ...]:
+    """Return the commands that the scripts call, each once, with its subcommand where it has one."""
+    found = {call for name in SCRIPT_NAMES for call in _CALL.findall(load_script(name))}
+    return tuple(sorted(" ".join(filter(None, call)) for call in found))
 
 
 class QueueScripts:
