@@ -10,6 +10,7 @@ from worker.connection import redis_errors
 from worker.errors import ServiceUnavailable, TryLater
 from worker.held import HeldJob, HeldJobs
 from worker.queue import JobQueue
+from worker.suspects import Absolution, Suspects
 
 RETRY_SECONDS = 1.0  # after a beat that failed: a lease may have only one more to live
 
@@ -57,12 +58,14 @@ class Leases:
         held: HeldJobs,
         lose: Callable[[HeldJob], None],
         cancel: Callable[[str], None],
+        suspects: Suspects,
     ) -> None:
         """`lose` ends a job that somebody else runs or will run, `cancel` (by job id) one that RQ's tools ended."""
         self._queue = job_queue
         self._held = held
         self._lose = lose
         self._cancel = cancel
+        self._suspects = suspects
 
     def renew(self) -> None:
         """Renew all leases, and act on those that are gone. Raises ServiceUnavailable or TryLater."""
@@ -70,9 +73,22 @@ class Leases:
         gone = self._queue.extend(job.claim for job in jobs)
         # A job that was acknowledged while its lease was being renewed has its outcome, and is not lost.
         lapsed = [job for job in jobs if job.claim.execution_id in gone and self._held.is_unfinished(job)]
-        for job, (status, execution_id) in zip(lapsed, self._read_records(lapsed), strict=True):
+        records = self._read_records(lapsed)
+        self._absolve(lapsed)
+        for job, (status, execution_id) in zip(lapsed, records, strict=True):
             job.lease_gone = True
             self._act(job, status, execution_id)
+        self._suspects.renew_duty()
+
+    def _absolve(self, lapsed: Sequence[HeldJob]) -> None:
+        """Clear jobs of what the silence of this worker made others suspect: it lives."""
+        for job, absolution in zip(lapsed, self._suspects.absolve(job.claim for job in lapsed), strict=True):
+            if absolution is Absolution.TOO_LATE:
+                logger.error(
+                    "job %s was dead-lettered because this worker was cut off for long; queue it again with "
+                    "`pagemill dead requeue`",
+                    job.claim.job_id,
+                )
 
     def _act(self, job: HeldJob, status: str | None, execution_id: str | None) -> None:
         claim = job.claim

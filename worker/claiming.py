@@ -3,9 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 
 from worker.appetite import Appetite
 from worker.attempts import BegunAttempts
+from worker.crash_journal import Journal
 from worker.errors import ServiceUnavailable, TryLater
 from worker.failpoints import Failpoints, Point
 from worker.held import HeldJob, HeldJobs
@@ -14,6 +16,7 @@ from worker.outcomes import INTERNAL_ERROR, return_value
 from worker.queue import Acknowledgement, Claimed, JobQueue
 from worker.records import AttemptState, Claim, DeadRecord, JobState
 from worker.store import JobStore
+from worker.suspects import DeadWorker, Suspects
 
 ATTEMPT_STATES = {
     JobState.DONE: AttemptState.DONE,
@@ -35,6 +38,8 @@ class Claimer:
         held: HeldJobs,
         queues: Sequence[str],
         appetite: Appetite,
+        suspects: Suspects,
+        journal: Journal,
         take: Callable[[HeldJob], None],
         lose: Callable[[HeldJob], None],
         failpoints: Failpoints,
@@ -45,6 +50,8 @@ class Claimer:
         self._held = held
         self._queues = tuple(queues)
         self._appetite = appetite
+        self._suspects = suspects
+        self._journal = journal
         self._take = take
         self._lose = lose
         self._failpoints = failpoints
@@ -58,7 +65,7 @@ class Claimer:
         this one stopped, with the claims that SQL has not taken, or with those whose reply was lost.
         """
         if self._pending is None:
-            if not self._reply_lost and self._num_wanted() < 1:
+            if not self._may_claim():
                 return 0
             self._pending = self._fetch()
             self._hold(self._pending.claims)
@@ -81,12 +88,32 @@ class Claimer:
         if self._reply_lost:
             self._queue.requeue(self._fetch().claims)
 
+        self._suspects.end_duty()
+
     def sweep(self) -> None:
-        """Put jobs whose leases ran out back at the heads of their queues. Raises as `claim`."""
-        # First our own: after a pause of this process they may have run out too, and need not.
+        """Let the jobs of workers that died or fell silent go on, suspects apart from the others. Raises as `claim`."""
+        # First our own leases: after a pause of this process they may have run out too, and need not.
         self._queue.extend(job.claim for job in self._held.all())
+        self._journal.take_over(self._release)
         for job_id in self._queue.sweep(self._queues):
-            logger.warning("job %s: its worker fell silent; queued again", job_id)
+            logger.warning("job %s: its worker fell silent; it runs again, apart", job_id)
+        self._suspects.seek_duty(self._queues)
+
+    def _release(self, dead: DeadWorker) -> None:
+        released = self._suspects.abandon(dead)
+        logger.warning(
+            "worker %s died (%s): %d of its jobs wait again, %d were at work and run apart",
+            dead.name,
+            dead.kind if dead.signal is None else f"signal {dead.signal}",
+            len(released.waiting),
+            len(released.suspects),
+        )
+
+    def _may_claim(self) -> bool:
+        """Tell whether there is something to claim, and room for it; beside a group of suspects nothing may run."""
+        if self._reply_lost:
+            return True
+        return not len(self._held) if self._suspects.duty is not None else self._num_wanted() >= 1
 
     def _num_wanted(self) -> int:
         """Return how many jobs to claim now: what the engine can soon use, within what may be held."""
@@ -97,7 +124,10 @@ class Claimer:
             if self._reply_lost:
                 claimed = self._queue.recover(job.claim.execution_id for job in self._held.all())
             else:
-                claimed = self._queue.claim(self._queues, self._num_wanted())
+                # A duty that ends claims nothing: the queues come next, within the same call.
+                claimed = self._suspects.claim()
+                if self._suspects.duty is None:
+                    claimed = self._queue.claim(self._queues, self._num_wanted())
         except (ServiceUnavailable, TryLater):
             self._reply_lost = True
             raise
@@ -151,6 +181,7 @@ class Claimer:
     def _bury(self, records: Sequence[DeadRecord]) -> None:
         if not records:
             return
+        records = [self._completed(record) for record in records]
         for record in records:
             logger.warning("record %s is dead: %s: %s", record.job_id, record.error_code, record.error_message)
         _, faults = isolating(self._store.record_dead, records)
@@ -159,6 +190,13 @@ class Claimer:
         _, faults = isolating(self._queue.dead_letter, records)
         for fault in faults:
             logger.error("record %s cannot be dead-lettered in Redis", fault.item.job_id, exc_info=fault.error)
+
+    def _completed(self, record: DeadRecord) -> DeadRecord:
+        """Add to a diagnosis what only SQL knows."""
+        if record.diagnosis is None:
+            return record
+        workers = [asdict(worker) for worker in self._store.worker_records(record.diagnosis.worker_names)]
+        return replace(record, diagnosis=record.diagnosis.on(workers))
 
 
 def _dead_record(fault: Fault[Claim]) -> DeadRecord:

@@ -1,6 +1,5 @@
 """The engine's thread: takes requests from the intake, steps, hands finished jobs on. It waits for nothing else."""
 
-import hashlib
 import logging
 import queue
 import time
@@ -11,7 +10,7 @@ from engine.engine import Engine
 from engine.request import Request, RequestError, SamplingParams
 from worker.failpoints import Failpoints, Point
 from worker.held import HeldJob
-from worker.jobs import PromptJob
+from worker.jobs import PromptJob, seed_of
 from worker.outcomes import OutcomeBuilder
 from worker.records import Outcome
 
@@ -157,7 +156,6 @@ def cache_tenant(job: PromptJob) -> str:
 
 def sampling_params(job: PromptJob, job_id: str) -> SamplingParams:
     """Return the engine's parameters of a job; without a seed, one that every attempt at the job shares."""
-    digest = hashlib.sha256(job_id.encode()).digest()
     return SamplingParams(
         max_tokens=job.max_tokens,
         min_tokens=job.min_tokens,
@@ -165,7 +163,7 @@ def sampling_params(job: PromptJob, job_id: str) -> SamplingParams:
         top_k=job.top_k,
         top_p=job.top_p,
         min_p=job.min_p,
-        seed=int.from_bytes(digest[:8], "big") >> 1 if job.seed is None else job.seed,
+        seed=seed_of(job, job_id),
         stop=job.stop,
         stop_token_ids=frozenset(job.stop_token_ids),
         ignore_eos=job.ignore_eos,

@@ -1,5 +1,6 @@
 """The workers in SQL: who runs on what, when each was last seen and what it has done."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -73,6 +74,12 @@ def find_workers(connection: Connection) -> tuple[WorkerDetail, ...]:
     """Return every worker, the latest to start first."""
     statement = select(WorkerRow.__table__).order_by(WorkerRow.started_at.desc(), WorkerRow.name)
     return tuple(_worker_detail(row) for row in connection.execute(statement).mappings())
+
+
+def find_records(connection: Connection, names: Iterable[str]) -> tuple[WorkerRecord, ...]:
+    """Return what these workers said of themselves, in the order of their names; unknown ones are left out."""
+    statement = select(WorkerRow.__table__).where(WorkerRow.name.in_(list(names))).order_by(WorkerRow.name)
+    return tuple(_worker_detail(row).record for row in connection.execute(statement).mappings())
 
 
 def _worker_detail(row: RowMapping) -> WorkerDetail:

@@ -24,6 +24,7 @@ from worker.backoff import Backoff
 from worker.beats import Beat, Leases
 from worker.claiming import Claimer
 from worker.connection import redis_errors
+from worker.crash_journal import Journal, NoJournal
 from worker.delayed import DelayedJobs
 from worker.engine_loop import Abort, EngineLoop, Stop
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
@@ -41,6 +42,7 @@ from worker.reconciling import RealRepairs, Reconciler
 from worker.rq_worker import Drain, PagemillWorker
 from worker.settings_model import Settings
 from worker.store import JobStore
+from worker.suspects import Suspects
 from worker.threads import POLL_SECONDS, Failure, ServiceThread
 
 PATIENCE_SECONDS = 10.0  # for a thread to do its last work
@@ -71,12 +73,15 @@ class Flow:
         store: JobStore,
         model: ServedModel,
         record: WorkerRecord,
+        journal: Journal | None = None,
     ) -> None:
-        """`record.name` names the worker everywhere. Raises ServiceUnavailable when Redis does not answer."""
+        """`record.name` names the worker everywhere; `journal` is the one that the model's runner writes as well.
+        Raises ServiceUnavailable when Redis does not answer."""
         self._settings = settings
         self._store = store
         failpoints = Failpoints(parse_faults(settings.failpoints))
         self._record = record
+        self._journal = journal = journal or NoJournal()
         with redis_errors():
             self.worker = PagemillWorker(
                 list(settings.queues), name=record.name, connection=connection, beat_seconds=settings.beat_seconds
@@ -100,8 +105,9 @@ class Flow:
         self._live = Live(job_queue, self._held, model.decode, self._cancel)
         self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams, failpoints)
         self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints)
-        self._intake = Intake(model.encode, model.names, outcomes, self._loop.send, self._persister.put)
-        self._leases = Leases(job_queue, self._held, self._lose, self._cancel)
+        self._intake = Intake(model.encode, model.names, outcomes, self._loop.send, self._persister.put, journal)
+        suspects = Suspects(connection, record.name, settings.lease_seconds)
+        self._leases = Leases(job_queue, self._held, self._lose, self._cancel, suspects)
         repairs = RealRepairs(store, connection, settings.result_ttl_seconds)
         chore = ReconcileChore(
             Reconciler(store, connection, repairs),
@@ -116,8 +122,10 @@ class Flow:
         }
         self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
         appetite = Appetite(self._held, model.engine.config, model.engine.status)
-        take, lose = self._intake.put, self._lose
-        self._claimer = Claimer(job_queue, store, self._held, settings.queues, appetite, take, lose, failpoints)
+        self._claimer = Claimer(
+            *(job_queue, store, self._held, settings.queues, appetite, suspects, journal),
+            *(self._intake.put, self._lose, failpoints),
+        )
 
     def progress(self) -> WorkerProgress:
         """Return the state now; from any thread. Raises ServiceUnavailable when Redis is down."""
@@ -179,6 +187,7 @@ class Flow:
         try:
             self._claimer.hand_back()
         except (ServiceUnavailable, TryLater) as error:
+            self._journal.leave()
             logger.warning("some jobs stay leased for %g s: %s", self._settings.lease_seconds, error)
 
     def _shut_down(self, threads: dict[str, ServiceThread]) -> None:
@@ -219,6 +228,7 @@ class Flow:
         try:
             self._queue.requeue(job.claim for job in left)
         except (ServiceUnavailable, TryLater) as error:
+            self._journal.leave()
             logger.warning("%d jobs stay leased for %g s: %s", len(left), self._settings.lease_seconds, error)
 
     def _leave(self) -> None:

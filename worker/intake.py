@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from worker.crash_journal import Journal
 from worker.engine_loop import Add
 from worker.errors import InvalidJob
 from worker.held import HeldJob
@@ -28,12 +29,14 @@ class Intake:
         outcomes: OutcomeBuilder,
         send: Callable[[Add], None],
         emit: Callable[[Outcome], None],
+        journal: Journal,
     ) -> None:
         self._encode = encode
         self._model_names = model_names
         self._outcomes = outcomes
         self._send = send
         self._emit = emit
+        self._journal = journal
         self._jobs: queue.SimpleQueue[HeldJob | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
@@ -59,7 +62,8 @@ class Intake:
         started = time.perf_counter()
         try:
             self._check_model(job.claim.job.model)
-            job.prompt = self._encode(job.claim.job)
+            with self._journal.aside(job.claim.execution_id):
+                job.prompt = self._encode(job.claim.job)
         except InvalidJob as error:
             self._emit(self._outcomes.rejected(job, error))
         except Exception as error:  # a tokenizer's or a template's bug: this job's end, not the worker's

@@ -73,7 +73,7 @@ def add_dead(connection: Connection, records: Sequence[DeadRecord], now: datetim
     if not by_id:
         return
     statement = upserting(connection, JobRow)
-    replaced = ("queue", "state", "error_code", "error_message", "ended_at")
+    replaced = ("queue", "state", "error_code", "error_message", "diagnosis", "ended_at")
     statement = statement.on_conflict_do_update(
         index_elements=[JobRow.id],
         set_={name: statement.excluded[name] for name in replaced},
@@ -138,7 +138,8 @@ def requeue_ended(connection: Connection, job_ids: Iterable[str]) -> frozenset[s
     requeued: set[str] = set()
     for chunk in chunked(job_ids):
         is_retriable = JobRow.id.in_(chunk) & JobRow.state.in_(RETRIABLE_STATES)
-        anew = {"state": JobState.QUEUED, "error_code": None, "error_message": None, "ended_at": None, "retry_count": 0}
+        cleared = dict.fromkeys(("error_code", "error_message", "diagnosis", "ended_at"))
+        anew = {"state": JobState.QUEUED, "retry_count": 0, **cleared}
         back = connection.scalars(update(JobRow).where(is_retriable).values(anew).returning(JobRow.id)).all()
         connection.execute(delete(ResultRow).where(ResultRow.job_id.in_(back)))
         connection.execute(delete(JobStatsRow).where(JobStatsRow.job_id.in_(back)))
@@ -156,6 +157,7 @@ def _dead_columns(record: DeadRecord, now: datetime) -> dict[str, Any]:
         "attempt_count": 0,
         "error_code": record.error_code,
         "error_message": record.error_message,
+        "diagnosis": None if record.diagnosis is None else record.diagnosis.to_json(),
         "enqueued_at": record.enqueued_at,
         "ended_at": now,
     }

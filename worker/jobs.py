@@ -4,6 +4,7 @@ A producer needs none of this module: a plain JSON object enqueued under `FUNCTI
 use it get their errors before Redis; the worker validates every record with it again.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -139,6 +140,13 @@ class PromptJob(BaseModel):
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         return self
+
+
+def seed_of(job: PromptJob, job_id: str) -> int:
+    """Return the seed that every attempt at a job samples with."""
+    if job.seed is not None:
+        return job.seed
+    return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:8], "big") >> 1
 
 
 def _check_text(text: str) -> None:

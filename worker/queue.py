@@ -25,14 +25,17 @@ from rq.rate_limit import RateLimitRegistry, release_slot
 from rq.serializers import JSONSerializer
 
 from worker.connection import redis_errors
+from worker.crashes import GUILTY_CRASHES, POISON, Diagnosis, read_crashes
 from worker.errors import PagemillError, ServiceUnavailable
+from worker.jobs import seed_of
 from worker.queue_access import CANCELLING_KEY, FAILURE_TTL_SECONDS, QueueAccess
-from worker.queue_records import Fields, RecordError, raw_json, read_date, read_record
+from worker.queue_records import Fields, PromptRecord, RecordError, raw_json, read_date, read_record
 from worker.queue_scripts import script_commands
 from worker.records import AttemptState, Claim, DeadRecord, Retry
 
 DEFAULT_RESULT_TTL_SECONDS = 86_400
 DEFAULT_LOWER_QUEUE_SHARE = 0.125
+PATIENCE_SECONDS = 120  # before a silence can be a job's last crash: its worker may only have been cut off
 SWEEP_LIMIT = 1_000  # leases, or due jobs, per call: bounds the time that a script holds the server
 
 logger = logging.getLogger(__name__)
@@ -121,7 +124,7 @@ class JobQueue(QueueAccess):
 
     def _settle(self, reply: Sequence[Sequence[Any]]) -> Claimed:
         """Read claims, and say whose they are where their records did not: those above a limit are parked."""
-        claimed = _read_claimed(reply)
+        claimed = read_claimed(reply)
         untold = {record[2].decode() for record in reply if _is_untold(*record)}
         claims = [claim for claim in claimed.claims if claim.execution_id in untold]
         if not claims:
@@ -184,9 +187,10 @@ class JobQueue(QueueAccess):
         return _gone([delay.claim for delay in delayed], reply)
 
     def sweep(self, queues: Iterable[str]) -> tuple[str, ...]:
-        """Put jobs whose leases ran out, of whatever worker, back at the heads of their queues; at most `SWEEP_LIMIT`
-        per call. Returns their ids."""
-        return tuple(job_id.decode() for job_id in self._scripts.call("sweep", [SWEEP_LIMIT, *queues]))
+        """Release leases that ran out, of whatever worker; at most `SWEEP_LIMIT` per call. Their jobs are suspects, for
+        their workers may have crashed. Returns their ids."""
+        reply = self._scripts.call("sweep", [SWEEP_LIMIT, PATIENCE_SECONDS, *queues])
+        return tuple(job_id.decode() for job_id in reply)
 
     def enqueue_due(self, queues: Iterable[str]) -> DueJobs:
         """Move delayed jobs that are due to their queues, whoever delayed them; at most `SWEEP_LIMIT` per call. RQ's
@@ -259,7 +263,8 @@ def _encode_error(text: str | None) -> str:
     return "" if text is None else base64.b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
 
 
-def _read_claimed(reply: Sequence[Sequence[Any]]) -> Claimed:
+def read_claimed(reply: Sequence[Sequence[Any]]) -> Claimed:
+    """Read the reply of a script that claims."""
     claims, dead = [], []
     for kind, *record in reply:
         read = _read_buried(*record) if kind == b"buried" else _read_claim(kind, *record)
@@ -279,6 +284,8 @@ def _read_claim(
     except RecordError as error:
         enqueued_at = read_date(fields.get(b"enqueued_at", b""))
         return DeadRecord(job_id.decode(), queue.decode(), error.code, str(error), raw_json(fields), enqueued_at)
+    if fields.get(b"pagemill_crashes") == GUILTY_CRASHES:
+        return _read_guilty(job_id.decode(), queue.decode(), record, fields)
     now = datetime.fromtimestamp(int(now_us) / 1e6, UTC)
     claimed_at = (read_date(fields.get(b"started_at", b"")) if kind == b"recovered" else None) or now
     return Claim(
@@ -298,6 +305,14 @@ def _read_claim(
 def _is_untold(kind: bytes, *record: Any) -> bool:
     """Tell whether the tenant of a claimed job may matter and is not known to Redis."""
     return kind == b"untold" or (kind == b"recovered" and b"pagemill_tenant" not in record[-1][::2])
+
+
+def _read_guilty(job_id: str, queue: str, record: PromptRecord, fields: Fields) -> DeadRecord:
+    crashes = read_crashes(fields.get(b"pagemill_crash_log", b""))
+    diagnosis = Diagnosis(json.loads(record.payload_json), seed_of(record.job, job_id), crashes)
+    return DeadRecord(
+        job_id, queue, POISON, diagnosis.summary(), record.payload_json, record.enqueued_at, diagnosis=diagnosis
+    )
 
 
 def _read_buried(job_id: bytes, queue: bytes, reason: bytes, raw: bytes) -> DeadRecord:

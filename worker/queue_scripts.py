@@ -18,12 +18,17 @@ SCRIPT_NAMES = (
     *("enqueue", "delay", "enqueue_due", "cancel", "mark", "marked"),
     *("locate", "strays", "adopt", "reconcile_due", "permissions"),
     *("tell", "limit", "tenants"),
+    *("abandon", "absolve", "claim_suspects", "seek_duty", "keep_duty"),
 )
 INCLUDES = {  # besides common.lua
     "claim": ("taking", "limiting"),
+    "claim_suspects": ("taking", "limiting"),
     "tell": ("limiting",),
     "limit": ("limiting",),
     "tenants": ("limiting",),
+    "abandon": ("suspecting",),
+    "sweep": ("suspecting",),
+    "absolve": ("suspecting",),
 }
 
 _CALL = re.compile(r"call\('([A-Z]+)'(?:, '([A-Z]+)')?")

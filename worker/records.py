@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from worker.backoff import RetryPolicy
+from worker.crashes import Diagnosis
 from worker.jobs import PromptJob
 
 
@@ -51,7 +52,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class DeadRecord:
-    """A queue record that is not a prompt job; kept raw, never executed."""
+    """A queue record that is not a prompt job, or one that crashes workers; kept raw, never executed."""
 
     job_id: str
     queue: str
@@ -59,6 +60,7 @@ class DeadRecord:
     error_message: str
     raw: str  # the record's fields as JSON, bytes shown as text or hex
     enqueued_at: datetime | None
+    diagnosis: Diagnosis | None = None  # of a job that crashes workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from engine.model_runner import ModelRunner
 from engine.paged_model import UnsupportedModel
 from worker import schema
 from worker.connection import connect
+from worker.crash_journal import Journal, JournaledRunner, journaling
 from worker.database import open_database
 from worker.errors import ConfigurationError
 from worker.failing_runner import FailingRunner
@@ -29,6 +30,7 @@ from worker.failpoints import Point, parse_faults
 from worker.fleet import WorkerRecord
 from worker.flow import Flow, ServedModel
 from worker.progress import Panel
+from worker.redis_url import describe_url
 from worker.settings_model import Settings
 from worker.store import JobStore
 from worker.tables import utc_now
@@ -48,18 +50,22 @@ def run_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
     """
     connection = connect(settings.queue_url(), settings.data_dir)
     database = open_database(settings.sql_url())
+    name = f"pagemill-{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
     try:
         schema.check(settings.sql_url())
-        flow = _build_flow(settings, connection, JobStore(database))
-        flow.worker.take_signals()
-        with panel(flow.progress):
-            flow.run(burst=burst)
+        with journaling(settings.data_dir, name, describe_url(settings.queue_url() or "")) as journal:
+            flow = _build_flow(name, settings, connection, JobStore(database), journal)
+            flow.worker.take_signals()
+            with panel(flow.progress):
+                flow.run(burst=burst)
     finally:
         database.dispose()
         connection.close()
 
 
-def _build_flow(settings: Settings, connection: redis.Redis, store: JobStore) -> Flow:
+def _build_flow(
+    worker_name: str, settings: Settings, connection: redis.Redis, store: JobStore, journal: Journal
+) -> Flow:
     loaded = _load(settings)
     config = _engine_config(settings, loaded)
     name = _short_name(loaded.identity.name)
@@ -67,7 +73,7 @@ def _build_flow(settings: Settings, connection: redis.Redis, store: JobStore) ->
     runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
     device, bytes_per_block = loaded.model.device, runner.cache.shape.bytes_per_block
     model = ServedModel(
-        engine=Engine(config, _runner(settings, runner, tokenizer), loaded.identity, tokenizer.decode),
+        engine=Engine(config, _runner(settings, runner, tokenizer, journal), loaded.identity, tokenizer.decode),
         encode=tokenizer.encode,
         decode=tokenizer.decode,
         names=frozenset({name, loaded.identity.name}),
@@ -75,7 +81,7 @@ def _build_flow(settings: Settings, connection: redis.Redis, store: JobStore) ->
         peak_memory_bytes=lambda: peak_memory_bytes(device),
     )
     record = WorkerRecord(
-        name=f"pagemill-{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}",
+        name=worker_name,
         hostname=socket.gethostname(),
         pid=os.getpid(),
         model=name,
@@ -89,16 +95,16 @@ def _build_flow(settings: Settings, connection: redis.Redis, store: JobStore) ->
         transformers_version=transformers.__version__,
         started_at=utc_now(),
     )
-    return Flow(settings, connection, store, model, record)
+    return Flow(settings, connection, store, model, record, journal)
 
 
-def _runner(settings: Settings, runner: ModelRunner, tokenizer: Tokenizer) -> Runner:
-    """Return the runner itself, save where failpoints ask for one that fails."""
+def _runner(settings: Settings, runner: ModelRunner, tokenizer: Tokenizer, journal: Journal) -> Runner:
+    """Return the runner behind the crash journal, and behind one that fails where failpoints ask for that."""
     faults = parse_faults(settings.failpoints)
     if faults:
         logger.warning("failpoints are set: this worker fails on purpose (%s)", settings.failpoints)
     is_to_fail = any(fault.point is Point.IN_STEP for fault in faults)
-    return FailingRunner(runner, faults, tokenizer.decode) if is_to_fail else runner
+    return JournaledRunner(FailingRunner(runner, faults, tokenizer.decode) if is_to_fail else runner, journal)
 
 
 def _short_name(source: str) -> str:

@@ -125,6 +125,11 @@ class JobStore:
         with reading(self._engine) as connection:
             return fleet.find_workers(connection)
 
+    def worker_records(self, names: Iterable[str]) -> tuple[WorkerRecord, ...]:
+        """Return what these workers said of themselves, in the order of their names; unknown ones are left out."""
+        with reading(self._engine) as connection:
+            return fleet.find_records(connection, names)
+
     # Reading.
 
     def job(self, job_id: str) -> JobDetail | None:

@@ -15,6 +15,7 @@ from rq import Queue
 from rq.suspension import resume, suspend
 from rq.utils import utcformat
 
+from tests.queue.suspicion import claim_suspects, suspect_groups
 from worker.connection import connect
 from worker.errors import ServiceUnavailable
 from worker.queue import Acknowledgement, JobQueue
@@ -215,14 +216,15 @@ def test_a_garbage_epoch_counts_as_none(
     assert claim.epoch == pytest.approx(time.time() * 1e6, abs=60e6)
 
 
-def test_expired_leases_are_swept_to_the_head_in_their_order(
+def test_jobs_whose_leases_ran_out_are_swept_once_in_their_order(
     queue_connection: redis.Redis, worker_queue: JobQueue, other_queue: JobQueue, enqueue: Enqueue
 ) -> None:
     enqueued = enqueue(5)
     claims = worker_queue.claim(["default"], 4).claims
     expire_leases(queue_connection, claims[3], claims[1], claims[0])
     assert other_queue.sweep(["default"]) == (enqueued[0], enqueued[1], enqueued[3])
-    assert waiting(queue_connection) == [enqueued[0], enqueued[1], enqueued[3], enqueued[4]]
+    assert waiting(queue_connection) == [enqueued[4]]
+    assert suspect_groups(queue_connection) == [[enqueued[0]], [enqueued[1], enqueued[3]]]
     assert queue_connection.scard("rq:worker:worker-1:executions") == 1
     assert worker_queue.extend(claims) == {claims[place].execution_id for place in (0, 1, 3)}
     assert other_queue.sweep(["default"]) == ()
@@ -255,7 +257,7 @@ def test_a_swept_claim_can_do_no_harm(
     (stale,) = worker_queue.claim(["default"], 1).claims
     expire_leases(queue_connection, stale)
     other_queue.sweep(["default"])
-    (current,) = other_queue.claim(["default"], 1).claims
+    (current,) = claim_suspects(queue_connection, other_queue).claims
     gone = frozenset({stale.execution_id})
     assert worker_queue.extend([stale]) == gone
     assert worker_queue.requeue([stale]) == gone

@@ -1,6 +1,9 @@
 """The queue's protocol against a model: whatever happens in whatever order, every job is in exactly one place."""
 
+import math
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import redis
 from hypothesis import HealthCheck, settings
@@ -14,10 +17,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.queue.suspicion import claim_suspects, suspect_groups
 from worker.client import submit
+from worker.crashes import CrashKind
 from worker.queue import Acknowledgement, JobQueue
 from worker.queue_access import CancelOutcome
 from worker.records import AttemptState, Claim
+from worker.suspects import Absolution, DeadWorker, Released, Suspects
 
 QUEUES = ("high", "low")
 WORKERS = ("worker-1", "worker-2")
@@ -29,6 +35,8 @@ class Model:
     """Where every job should be."""
 
     waiting: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in QUEUES})
+    suspects: dict[str, list[list[str]]] = field(default_factory=lambda: {name: [] for name in QUEUES})
+    crashes: dict[str, int] = field(default_factory=dict)  # of suspects, by job id
     held: dict[str, list[Claim]] = field(default_factory=lambda: {name: [] for name in WORKERS})
     expired: set[str] = field(default_factory=set)  # execution ids whose lease ran out, unswept
     stale: list[tuple[str, Claim]] = field(default_factory=list)  # worker, claim whose lease is gone
@@ -38,7 +46,33 @@ class Model:
 
     def give_back(self, claims: list[Claim]) -> None:
         for claim in sorted(claims, key=lambda claim: (claim.epoch, claim.execution_id), reverse=True):
-            self.waiting[claim.queue].insert(0, claim.job_id)
+            if claim.job_id in self.crashes:
+                self.suspects[claim.queue].insert(0, [claim.job_id])
+            else:
+                self.waiting[claim.queue].insert(0, claim.job_id)
+
+    def suspect(self, claims: list[Claim]) -> None:
+        """Make suspects of one worker's jobs."""
+        claims = sorted(claims, key=lambda claim: (claim.epoch, claim.execution_id))
+        most = 3 if len(claims) == 1 else 2
+        for claim in claims:
+            self.crashes[claim.job_id] = min(self.crashes.get(claim.job_id, 0) + 1, most)
+        for queue, groups in self.suspects.items():
+            mine = [claim.job_id for claim in claims if claim.queue == queue]
+            first_time = [job_id for job_id in mine if self.crashes[job_id] == 1]
+            groups[:0] = [[job_id] for job_id in mine if self.crashes[job_id] > 1]
+            num_groups = round(math.sqrt(len(first_time)))
+            bounds = [number * len(first_time) // num_groups for number in range(num_groups + 1)] if first_time else []
+            groups += [first_time[first:last] for first, last in pairwise(bounds)]
+
+    def absolve(self, claim: Claim) -> None:
+        """Take back the one crash of a job."""
+        del self.crashes[claim.job_id]
+        for group in self.suspects[claim.queue]:
+            if claim.job_id in group:
+                group.remove(claim.job_id)
+                self.waiting[claim.queue].insert(0, claim.job_id)
+        self.suspects[claim.queue] = [group for group in self.suspects[claim.queue] if group]
 
     def let_go(self, worker: str, claims: list[Claim]) -> None:
         for claim in claims:
@@ -55,6 +89,7 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queues = {name: JobQueue(self.connection, name, 600.0, lower_queue_share=0.0) for name in WORKERS}
+        self.suspects = Suspects(self.connection, "sweeper", lease_seconds=600.0)
         self.model = Model()
 
     @initialize()
@@ -77,6 +112,22 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.epochs[claim.job_id] = claim.epoch
             self.model.waiting[claim.queue].remove(claim.job_id)
         self.model.held[worker] += claims
+
+    @rule(worker=st.sampled_from(WORKERS), queue=st.sampled_from(QUEUES))
+    def claim_suspects(self, worker: str, queue: str) -> None:
+        waiting = self.model.suspects[queue]
+        while waiting and set(waiting[0]) <= self.model.ended.keys():
+            waiting.pop(0)
+        expected = [job_id for job_id in waiting.pop(0) if job_id not in self.model.ended] if waiting else []
+        claimed = claim_suspects(self.connection, self.queues[worker], queue)
+        guilty = [job_id for job_id in expected if self.model.crashes[job_id] == 3]
+        assert [record.job_id for record in claimed.dead] == guilty
+        assert [claim.job_id for claim in claimed.claims] == [job_id for job_id in expected if job_id not in guilty]
+        assert self.queues[worker].dead_letter(claimed.dead) == len(guilty)
+        self.model.ended |= dict.fromkeys(guilty, "failed")
+        for claim in claimed.claims:
+            self.model.epochs[claim.job_id] = claim.epoch
+        self.model.held[worker] += claimed.claims
 
     @rule(worker=st.sampled_from(WORKERS))
     def recover(self, worker: str) -> None:
@@ -101,13 +152,39 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS))
     def sweep(self, worker: str) -> None:
         swept = self.queues[worker].sweep(QUEUES)
-        orphans: list[Claim] = []
+        orphans: list[list[Claim]] = []
         for holder, claims in self.model.held.items():
-            gone = [claim for claim in claims if claim.execution_id in self.model.expired]
-            orphans += gone
-            self.model.let_go(holder, gone)
-        assert sorted(swept) == sorted(claim.job_id for claim in orphans)
-        self.model.give_back(orphans)
+            orphans.append([claim for claim in claims if claim.execution_id in self.model.expired])
+            self.model.let_go(holder, orphans[-1])
+        assert sorted(swept) == sorted(claim.job_id for claims in orphans for claim in claims)
+        for claims in sorted(orphans, key=lambda claims: min(((c.epoch, c.execution_id) for c in claims), default=())):
+            self.model.suspect(claims)
+
+    @rule(worker=st.sampled_from(WORKERS), data=st.data())
+    def die(self, worker: str, data: st.DataObject) -> None:
+        held = list(self.model.held[worker])
+        at_work = [claim for claim in held if data.draw(st.booleans())]
+        dead = DeadWorker(worker, CrashKind.DEATH, 9, frozenset(claim.execution_id for claim in at_work))
+        released = self.suspects.abandon(dead)
+        assert set(released.suspects) == {claim.job_id for claim in at_work}
+        assert self.suspects.abandon(dead) == Released((), ())  # after a lost reply
+        self.model.let_go(worker, held)
+        self.model.give_back([claim for claim in held if claim not in at_work])
+        self.model.suspect(at_work)
+
+    @precondition(lambda self: self.model.stale)
+    @rule(data=st.data())
+    def absolve(self, data: st.DataObject) -> None:
+        """Only where the claim's silence is the job's one crash: then the model is simple."""
+        _, claim = data.draw(st.sampled_from(self.model.stale))
+        log: Any = self.connection.hget(f"rq:job:{claim.job_id}", "pagemill_crash_log")
+        is_the_cause = log is not None and claim.execution_id in log.decode()
+        if self.model.crashes.get(claim.job_id) == 1 and claim.job_id not in self.model.ended:
+            assert self.suspects.absolve([claim]) == (Absolution(is_the_cause),)
+            if is_the_cause:
+                self.model.absolve(claim)
+        elif not is_the_cause:
+            assert self.suspects.absolve([claim]) == (Absolution.NONE,)
 
     @rule(worker=st.sampled_from(WORKERS), data=st.data(), state=st.sampled_from(list(REGISTRIES)))
     def acknowledge(self, worker: str, data: st.DataObject, state: AttemptState) -> None:
@@ -148,6 +225,11 @@ class QueueMachine(RuleBasedStateMachine):
             assert outcome is CancelOutcome.CANCELLED_WAITING
             waiting.remove(job_id)
             self.model.ended[job_id] = "canceled"
+        elif any(job_id in group for groups in self.model.suspects.values() for group in groups if group) and (
+            job_id not in self.model.ended
+        ):
+            assert outcome is CancelOutcome.CANCELLED_WAITING  # it stays in its group, which passes it over
+            self.model.ended[job_id] = "canceled"
         elif job_id in self.model.ended:
             assert outcome is CancelOutcome.NOT_CANCELLABLE
         else:
@@ -162,6 +244,7 @@ class QueueMachine(RuleBasedStateMachine):
         }
         for name in QUEUES:
             assert self._list(connection.lrange(f"rq:queue:{name}", 0, -1)) == self.model.waiting[name]
+            assert suspect_groups(connection, name) == self.model.suspects[name]
             leases = self._list(connection.zrange(f"pagemill:leases:{name}", 0, -1))
             assert sorted(leases) == sorted(self._list(connection.zrange(f"rq:wip:{name}", 0, -1)))
             assert sorted(leases) == sorted(

@@ -12,11 +12,11 @@ import redis
 from rq import Queue, Worker
 from rq.command import send_shutdown_command, send_stop_job_command
 from rq.job import Job
+from worker.cli.redis_jobs import find_redis_job, find_redis_states, queue_names
 
 from tests.security.acl import AclServer, acl_server, documented_users
 from tests.servers import SERVERS
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
-from worker.cli.redis_jobs import find_redis_job, find_redis_states, queue_names
 from worker.client import ends, submit
 from worker.connection import redis_errors
 from worker.errors import ExitCode, ServiceUnavailable

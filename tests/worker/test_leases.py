@@ -101,6 +101,7 @@ def test_running_job_whose_lease_is_gone_is_given_up_and_not_cancelled(
         expire_leases(connection)
         JobQueue(connection, "sweeper", 30.0).sweep(["default"])
         eventually(lambda: not len(flow._held))
+        assert connection.hget(f"rq:job:{job_id}", "pagemill_crashes") is None  # it takes the suspicion back
         assert sqlite_store.states([job_id]) == {job_id: JobState.QUEUED}
         assert attempts_of(sqlite_store, job_id) == [("worker-1", AttemptState.LOST, "lease_lost")]
         worker.stop()
@@ -108,10 +109,11 @@ def test_running_job_whose_lease_is_gone_is_given_up_and_not_cancelled(
 
 
 def test_worker_claims_a_job_again_while_it_still_holds_it(connection: redis.Redis, sqlite_store: JobStore) -> None:
-    """Its lease ran out, was swept, and it is the first to claim the job: the earlier request is in nobody's way."""
+    """Its lease ran out and was swept; it takes the suspicion back, and is the first to claim the job: the earlier
+    request is in nobody's way."""
     (job_id,) = submit(connection, [{"prompt": ENDLESS, **LONG}])
     runner = ScriptedRunner(step_seconds=0.001)
-    flow = make_flow(connection, sqlite_store, runner, beat_seconds=10.0, sweep_seconds=60.0)
+    flow = make_flow(connection, sqlite_store, runner, beat_seconds=0.05, sweep_seconds=60.0)
     with running(flow) as worker:
         eventually(lambda: runner.generations[ENDLESS])
         expire_leases(connection)

@@ -10,8 +10,9 @@ for index = 2, #ARGV do
     local fields = is_hash(job) and call('HMGET', job, 'status', 'origin') or {}
     local queue = fields[2]
     local is_adrift = (fields[1] == 'queued' or fields[1] == 'started') and queue and queue ~= ''
-    if is_adrift and not is_held(job_id) and not call('LPOS', queue_key(queue), job_id)
-        and not is_parked(queue, job_id) then
+    local is_listed = is_adrift
+        and (call('LPOS', queue_key(queue), job_id) or is_parked(queue, job_id) or group_of(queue, job_id))
+    if is_adrift and not is_listed and not is_held(job_id) then
         put_back(queue, job_id)
         reply[#reply + 1] = job_id
     end

@@ -31,6 +31,16 @@ local function leases_key(queue)
     return 'pagemill:leases:' .. queue
 end
 
+-- A list of groups of job ids: the suspects of a crash, which wait apart from their queue. See suspecting.lua.
+local function suspects_key(queue)
+    return 'pagemill:suspects:' .. queue
+end
+
+-- Names the worker that runs a queue's suspects: one at a time, so that the others go on.
+local function duty_key(queue)
+    return 'pagemill:duty:' .. queue
+end
+
 local function is_hash(key)
     return call('TYPE', key).ok == 'hash'
 end
@@ -201,6 +211,15 @@ local function is_held(job_id)
     return leased or call('EXISTS', PREFIX .. ':executions:' .. job_id) == 1
 end
 
+-- Return the group of suspects in which the job waits, and its index in the list; nil where there is none.
+local function group_of(queue, job_id)
+    for position, group in ipairs(call('LRANGE', suspects_key(queue), 0, -1)) do
+        if (' ' .. group .. ' '):find(' ' .. job_id .. ' ', 1, true) then
+            return group, position - 1
+        end
+    end
+end
+
 -- Make a held job's record that of one that waits. `enqueued_at` stays: the wait began then.
 local function make_waiting(queue, job_id)
     local job = job_key(job_id)
@@ -213,9 +232,14 @@ local function make_waiting(queue, job_id)
     call('SADD', PREFIX .. ':queues', queue_key(queue))
 end
 
--- Give a held job back to the head of its queue, or of the jobs that were parked there after it was claimed.
+-- Give a held job back to the head of its queue, or of the jobs that were parked there after it was claimed. One that is
+-- suspected of a crash stays apart, by itself.
 local function put_back(queue, job_id)
     make_waiting(queue, job_id)
+    if call('HEXISTS', job_key(job_id), 'pagemill_crashes') == 1 then
+        call('LPUSH', suspects_key(queue), job_id)
+        return
+    end
     local tenant = call('EXISTS', parked_key(queue)) == 1 and tenant_of(job_id)
     local others_are = tenant and call('EXISTS', parked_key(queue, tenant)) == 1
     call('LPUSH', others_are and parked_key(queue, tenant) or queue_key(queue), job_id)

@@ -30,31 +30,38 @@ local function leased(job_id, execution_id, queue)
     return execution_id and queue and call('ZSCORE', leases_key(queue), job_id .. ':' .. execution_id)
 end
 
--- Give one job that left its queue a lease; or dead-letter it, where it cannot carry one. nil is a job that need not run.
-local function take(queue, job_id, execution_id, worker_name, lease)
+-- Tell whether a job that was popped can run. If not, the second value is a record for the reply, or nil where there is
+-- nothing to tell of.
+local function examine(queue, job_id)
     local job = job_key(job_id)
     local kind = call('TYPE', job).ok
     if kind == 'none' then
-        return nil -- expired or deleted: RQ drops such ids as well
+        return false -- expired or deleted: RQ drops such ids as well
     end
     if #job_id > MAX_ID_BYTES or not job_id:match('^[A-Za-z0-9_-]+$') then
         local raw = bury(queue, job_id, kind)
-        return {'buried', 'invalid-' .. redis.sha1hex(job_id), queue, 'its id is not letters, digits, _ and -', raw}
+        return false, {'buried', 'invalid-' .. redis.sha1hex(job_id), queue,
+            'its id is not letters, digits, _ and -', raw}
     end
     if kind ~= 'hash' then
         local raw = bury(queue, job_id, kind)
-        return {'buried', job_id, queue, 'its record is a ' .. kind .. ', not a hash', raw}
+        return false, {'buried', job_id, queue, 'its record is a ' .. kind .. ', not a hash', raw}
     end
     if call('HLEN', job) > MAX_FIELDS or bytes_of(job) > MAX_RECORD_BYTES then
         local raw = bury(queue, job_id, kind)
         local reason = 'its record has more than ' .. MAX_FIELDS .. ' fields or ' .. MAX_RECORD_BYTES .. ' bytes'
-        return {'buried', job_id, queue, reason, raw}
+        return false, {'buried', job_id, queue, reason, raw}
     end
-    local state = call('HMGET', job, 'status', 'pagemill_epoch', 'pagemill_execution', 'pagemill_queue')
-    if TERMINAL[state[1]] or leased(job_id, state[3], state[4]) then
-        return nil -- a second delivery of a job that has ended or is held
+    local state = call('HMGET', job, 'status', 'pagemill_execution', 'pagemill_queue')
+    if TERMINAL[state[1]] or leased(job_id, state[2], state[3]) then
+        return false -- a second delivery of a job that has ended or is held
     end
-    local previous = tonumber(state[2] or '') or 0
+    return true
+end
+
+local function lease_out(queue, job_id, execution_id, worker_name, lease)
+    local job = job_key(job_id)
+    local previous = tonumber(call('HGET', job, 'pagemill_epoch') or '') or 0
     if previous ~= previous or previous < 0 or previous > 2 ^ 53 - 2 then
         previous = 0
     end
@@ -66,4 +73,14 @@ local function take(queue, job_id, execution_id, worker_name, lease)
     call('PERSIST', job)
     renew(queue, job_id, execution_id, worker_name, lease)
     return {'claimed', job_id, execution_id, epoch, string.format('%.0f', NOW_US), queue, fields}
+end
+
+-- Lease one job that came out of its queue: whatever its record says, it is no suspect.
+local function take(queue, job_id, execution_id, worker_name, lease)
+    local can_run, record = examine(queue, job_id)
+    if not can_run then
+        return record
+    end
+    call('HDEL', job_key(job_id), 'pagemill_crashes', 'pagemill_crash_log')
+    return lease_out(queue, job_id, execution_id, worker_name, lease)
 end
