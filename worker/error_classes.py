@@ -30,6 +30,7 @@ ERROR_CLASSES: Mapping[str, ErrorClass] = {
     "deadline_exceeded": ErrorClass.PERMANENT,
     "model_not_served": ErrorClass.PERMANENT,
     "result_refused": ErrorClass.PERMANENT,  # SQL takes anything else, so it would refuse the same output again
+    "poison": ErrorClass.PERMANENT,  # it ends worker processes
     "corrupt_record": ErrorClass.PERMANENT,
     "pickled_record": ErrorClass.PERMANENT,
     "wrong_function": ErrorClass.PERMANENT,
