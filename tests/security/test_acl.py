@@ -12,7 +12,6 @@ import redis
 from rq import Queue, Worker
 from rq.command import send_shutdown_command, send_stop_job_command
 from rq.job import Job
-from worker.cli.redis_jobs import find_redis_job, find_redis_states, queue_names
 
 from tests.security.acl import AclServer, acl_server, documented_users
 from tests.servers import SERVERS
@@ -24,6 +23,7 @@ from worker.queue import Acknowledgement, JobQueue
 from worker.queue_access import CancelOutcome, QueueAccess
 from worker.reconciling import RealRepairs, Reconciler
 from worker.records import AttemptState, JobState
+from worker.redis_jobs import find_redis_job, find_redis_states, queue_names
 from worker.store import JobStore
 
 ROOT = Path(__file__).resolve().parent.parent.parent
