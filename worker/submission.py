@@ -70,7 +70,12 @@ def prepare(jobs: Iterable[PromptLike]) -> tuple[NewJob, ...]:
 
 def prepare_one(job: PromptLike) -> NewJob:
     """Validate a job and give it an id. Raises InvalidJob."""
-    return NewJob(uuid4().hex, dump_job(job if isinstance(job, PromptJob) else parse_job(payload_of(job))))
+    return NewJob(uuid4().hex, valid_payload(job))
+
+
+def valid_payload(job: PromptLike) -> dict[str, Any]:
+    """Return a job's JSON object, defaults left out. Raises InvalidJob."""
+    return dump_job(job if isinstance(job, PromptJob) else parse_job(payload_of(job)))
 
 
 def payload_of(job: PromptLike) -> Mapping[str, Any]:

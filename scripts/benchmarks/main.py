@@ -16,6 +16,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from scripts.benchmarks.queue_bench import queue
 from scripts.benchmarks.systems import SYSTEMS, run_system
 
 PEER = "transformers-static"
@@ -111,6 +112,9 @@ def _report(runs: dict[str, list[dict[str, Any]]], *, as_json: bool) -> None:
     console.print(table)
     console.print(f"{summary['ratio']} times {PEER}; {same} of {first['requests']} outputs identical")
     console.print(f"{summary['machine']}; torch {summary['torch']}, transformers {summary['transformers']}")
+
+
+main.add_command(queue)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from worker.errors import InvalidJob, PagemillError
 from worker.jobs import MAX_PAYLOAD_BYTES
-from worker.submission import NewJob, prepare_one
+from worker.submission import NewJob, prepare_one, valid_payload
 
 STDIN = "-"
 MAX_LINE_BYTES = 6 * MAX_PAYLOAD_BYTES + 65_536  # JSON may escape a character of one byte with six
@@ -66,7 +66,7 @@ def check_jobs(read: ReadJobs, defaults: Mapping[str, Any], tick: Callable[[int]
     room = {"batch_size": MOST_JOBS} if "batch_id" in defaults else {}
     for num_jobs, (place, fields) in enumerate(read(), start=1):
         try:
-            prepare_one({**defaults, **room, **fields})
+            valid_payload({**defaults, **room, **fields})
         except InvalidJob as error:
             num_faults += 1
             first_fault = first_fault or _placed(place, error)

@@ -1,0 +1,242 @@
+"""The workers of the queue benchmark: each drains no-op jobs once, in a process of its own, and says what it took."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import ConnectionPool, UnixDomainSocketConnection
+from redis.retry import Retry
+from rq import Queue, SimpleWorker
+from rq.serializers import JSONSerializer
+
+from engine.config import EngineConfig
+from engine.engine import Engine, ModelIdentity
+from engine.request import FinishReason, Request, RequestError, RequestFigures, RequestState, SamplingParams
+from engine.scheduler import SchedulerOutput
+from scripts.benchmarks.memory import peak_rss_bytes
+from scripts.benchmarks.noop import noop
+from worker.attempts import BegunAttempt, BegunAttempts
+from worker.client import submit
+from worker.database import open_database
+from worker.fleet import WorkerCounters, WorkerRecord
+from worker.flow import Flow, ServedModel
+from worker.jobs import PromptJob
+from worker.records import Claim, Outcome
+from worker.settings_model import Settings
+from worker.store import JobStore
+from worker.tables import utc_now
+from worker.unfinished import UnfinishedJobs
+
+END_TOKEN = 1
+CONFIG = EngineConfig(num_blocks=65_536, max_model_len=1024, block_size=16, max_num_seqs=256, token_budget=8192)
+MODEL = ModelIdentity(name="instant", vocab_size=2, stop_token_ids=frozenset({END_TOKEN}))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRun:
+    """One system's run over `jobs` no-op jobs. CPU is of the worker's process and of the server's."""
+
+    system: str
+    jobs: int
+    seconds: float
+    jobs_per_second: float
+    round_trips_per_job: float
+    worker_cpu_ms_per_job: float
+    server_cpu_ms_per_job: float
+    peak_rss_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class RoundTrips:
+    """How many times something was sent to the server; a pipeline and a script are one each."""
+
+    number: int = 0
+
+
+class CountingConnection(UnixDomainSocketConnection):
+    """A connection that counts what it sends."""
+
+    def __init__(self, *, round_trips: RoundTrips, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self._round_trips = round_trips
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        self._round_trips.number += 1
+        super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+
+
+def run_system(system: str, socket: str, database_url: str, num_jobs: int) -> QueueRun:
+    """Enqueue no-op jobs into an emptied server, let the system drain them, and check that it did."""
+    round_trips = RoundTrips()
+    options: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "driver_info": None,
+        "socket_timeout": 30.0,
+    }
+    pool = ConnectionPool(connection_class=CountingConnection, path=socket, round_trips=round_trips, **options)
+    connection = redis.Redis.from_pool(pool)
+    connection.flushdb()
+    drain, num_done = SYSTEMS[system](connection, database_url, num_jobs)
+    round_trips.number = 0
+    server_cpu, cpu, started = _server_cpu(connection), time.process_time(), time.perf_counter()
+    drain()
+    seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+    trips = round_trips.number
+    server_cpu_s = _server_cpu(connection) - server_cpu
+    assert num_done() == num_jobs, f"{system} has done {num_done()} of {num_jobs} jobs"
+    return QueueRun(
+        system=system,
+        jobs=num_jobs,
+        seconds=seconds,
+        jobs_per_second=num_jobs / seconds,
+        round_trips_per_job=trips / num_jobs,
+        worker_cpu_ms_per_job=cpu_s * 1e3 / num_jobs,
+        server_cpu_ms_per_job=server_cpu_s * 1e3 / num_jobs,
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+
+
+Prepared = tuple[Callable[[], None], Callable[[], int]]  # drains the queue; returns how many jobs are done
+
+
+def prepare_simple_worker(connection: redis.Redis, database_url: str, num_jobs: int) -> Prepared:
+    """RQ's stock worker that does not fork: its fastest."""
+    queue = Queue("default", connection=connection, serializer=JSONSerializer)
+    for start in range(0, num_jobs, 500):
+        numbers = range(start, min(start + 500, num_jobs))
+        calls = [Queue.prepare_data(noop, args=({"prompt": f"question {n}"},), result_ttl=86_400) for n in numbers]
+        queue.enqueue_many(calls)
+    worker = SimpleWorker([queue], connection=connection, serializer=JSONSerializer)
+
+    def drain() -> None:
+        worker.work(burst=True, logging_level="WARNING")
+
+    return drain, lambda: _num_finished(connection)
+
+
+def prepare_pagemill(connection: redis.Redis, store: JobStore, num_jobs: int) -> Prepared:
+    """Our worker; only its engine is replaced, by one that answers at once."""
+    for start in range(0, num_jobs, 5000):
+        submit(connection, (f"question {number}" for number in range(start, min(start + 5000, num_jobs))))
+    engine = InstantEngine(CONFIG, NoRunner(), MODEL, lambda token_ids: "")
+    model = ServedModel(engine, _encode, lambda token_ids: "", frozenset({MODEL.name}), 1, lambda: 0)
+    machine = ("localhost", 1, MODEL.name, "none", "none", CONFIG.block_size, CONFIG.num_blocks, 1, "0", "0", "0")
+    record = WorkerRecord("benchmark", *machine, started_at=utc_now())
+    flow = Flow(Settings(data_dir=Path("unused")), connection, store, model, record)
+    return (lambda: flow.run(burst=True)), lambda: _num_finished(connection)
+
+
+def prepare_without_sql(connection: redis.Redis, database_url: str, num_jobs: int) -> Prepared:
+    return prepare_pagemill(connection, NoStore(), num_jobs)
+
+
+def prepare_with_sql(connection: redis.Redis, database_url: str, num_jobs: int) -> Prepared:
+    return prepare_pagemill(connection, JobStore(open_database(database_url)), num_jobs)
+
+
+SYSTEMS: Mapping[str, Callable[[redis.Redis, str, int], Prepared]] = {
+    "rq SimpleWorker": prepare_simple_worker,
+    "pagemill, without SQL": prepare_without_sql,
+    "pagemill, SQLite": prepare_with_sql,
+    "pagemill, PostgreSQL": prepare_with_sql,
+}
+
+
+class NoRunner:
+    """The model of an engine that has none."""
+
+    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+        raise NotImplementedError
+
+    def probe(self) -> None:
+        raise NotImplementedError
+
+    def scrub(self, block_ids: list[int]) -> None:
+        raise NotImplementedError
+
+
+class InstantEngine(Engine):
+    """Finishes all that was added in one step, with one token each."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._added: list[Request] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._added)
+
+    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, tenant: str = "") -> Request:
+        now = self._clock()
+        request = Request(
+            request_id=request_id,
+            tenant=tenant,
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            params=params,
+            stop_ids=params.stop_token_ids,
+            figures=RequestFigures(arrived_at=now, blocks_changed_at=now),
+        )
+        self._added.append(request)
+        return request
+
+    def abort(self, request_id: str) -> Request | None:
+        return None
+
+    def step(self) -> list[Request]:
+        finished, self._added = self._added, []
+        now = self._clock()
+        for request in finished:
+            request.token_ids.append(END_TOKEN)
+            request.state, request.finish_reason = RequestState.FINISHED, FinishReason.STOP
+            request.figures.token_times.append(now)
+            request.figures.finished_at = now
+        return finished
+
+
+class NoStore(JobStore):
+    """A store that takes everything and keeps nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def begin_attempts(self, claims: Sequence[Claim], worker_name: str) -> BegunAttempts:
+        begun = {claim.job_id: BegunAttempt(1, 0) for claim in claims}
+        return BegunAttempts(begun, {}, frozenset())
+
+    def finish_attempts(self, outcomes: Sequence[Outcome]) -> frozenset[str]:
+        return frozenset()
+
+    def register_worker(self, record: WorkerRecord) -> None:
+        pass
+
+    def heartbeat_worker(self, name: str, counters: WorkerCounters) -> None:
+        pass
+
+    def stop_worker(self, name: str) -> None:
+        pass
+
+    def count_unfinished(self) -> UnfinishedJobs:
+        return UnfinishedJobs(0, None)
+
+
+def _encode(job: PromptJob) -> list[int]:
+    return [0]
+
+
+def _num_finished(connection: redis.Redis) -> int:
+    return connection.zcard("rq:finished:default")
+
+
+def _server_cpu(connection: redis.Redis) -> float:
+    """Return the CPU seconds that the server has taken."""
+    cpu: Any = connection.info("cpu")
+    return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
