@@ -81,7 +81,7 @@ class QueueScripts:
 
 
 def _command_at(name: str, line: int) -> str:
-    """Return the command that a script calls in one of its lines."""
-    lines = load_script(name).split("\n")
-    called = _CALL.search(lines[line - 1]) if line <= len(lines) else None
-    return called[1] if called else "a command"
+    """Return the command that a script calls in one of its lines, or the ones of which it must be one."""
+    source = load_script(name).split("\n")[line - 1 : line]
+    called = [" ".join(filter(None, call)) for call in _CALL.findall("".join(source))]
+    return " or ".join(called) or "a command"
