@@ -1,4 +1,4 @@
-"""`scripts/bench queue` on a few jobs: every system does all of them, and the figures that do not depend on time hold."""
+"""`scripts/bench queue` on a few jobs: every system does all of them; what does not depend on time holds."""
 
 import json
 
