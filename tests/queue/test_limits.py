@@ -275,8 +275,13 @@ class LimitsMachine(RuleBasedStateMachine):
         self.model = Model()
 
     @initialize()
-    def empty(self) -> None:
+    def begin(self) -> None:
         self.connection.flushdb()
+        self.limit("loud", 1, 4)
+        self.limit("calm", None, 2)
+        self.limit("quiet", 2, None)
+        self.submit("high", "loud", 3)
+        self.submit("low", "quiet", 3)
 
     @rule(queue=st.sampled_from(QUEUES), tenant=st.sampled_from(TENANTS), count=st.integers(1, 4))
     def submit(self, queue: str, tenant: str, count: int) -> None:
@@ -289,8 +294,8 @@ class LimitsMachine(RuleBasedStateMachine):
 
     @rule(
         tenant=st.sampled_from(TENANTS),
-        max_running=st.none() | st.integers(1, 3),
-        per_minute=st.none() | st.integers(1, 6),
+        max_running=st.none() | st.integers(1, 2),
+        per_minute=st.none() | st.integers(1, 4),
     )
     def limit(self, tenant: str, max_running: int | None, per_minute: int | None) -> None:
         if max_running is None and per_minute is None:
@@ -394,6 +399,6 @@ def test_limits_hold_and_nothing_is_lost(queue_connection: redis.Redis) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
