@@ -2,7 +2,7 @@
 
 Suspects wait in groups beside their queue. One worker per queue is on suspect duty at a time: it claims nothing else,
 lets its held jobs end, and runs one group after the other with nothing beside it. The others go on meanwhile. The duty
-itself protects nothing: two workers that run a group each do no harm.
+itself protects nothing: two workers that run a group each do no harm. See `worker.duty`.
 """
 
 import math
@@ -55,7 +55,7 @@ class Suspects:
     def __init__(self, connection: redis.Redis, worker_name: str, lease_seconds: float) -> None:
         self._scripts = QueueScripts(connection)
         self._worker_name = worker_name
-        self._lease_seconds = lease_seconds
+        self.lease_seconds = lease_seconds
         self._duty: str | None = None
 
     @property
@@ -100,7 +100,7 @@ class Suspects:
             return NOTHING_CLAIMED
         token = uuid4().hex[:24]
         reply: Sequence[Sequence[Any]] = self._scripts.call(
-            "claim_suspects", [self._worker_name, self._lease_seconds, token, self._duty]
+            "claim_suspects", [self._worker_name, self.lease_seconds, token, self._duty]
         )
         if not reply:
             self.end_duty()
@@ -108,7 +108,7 @@ class Suspects:
 
     @property
     def _duty_seconds(self) -> int:
-        return math.ceil(self._lease_seconds)
+        return math.ceil(self.lease_seconds)
 
 
 def _decoded(ids: Sequence[bytes]) -> tuple[str, ...]:
