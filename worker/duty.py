@@ -46,11 +46,9 @@ class SuspectDuty:
 
     def seek(self) -> None:
         """Go on duty where suspects wait and nobody is on duty. Raises as `Suspects.seek_duty`."""
-        if not self.is_on:
-            self._suspects.seek_duty(self._queues)
-            if self.is_on:
-                self._clear_by = self._clock() + self._suspects.lease_seconds * PATIENCE_SHARE
-                logger.warning("claims of queue %s are for suspects of crashes now", self._suspects.duty)
+        if not self.is_on and self._suspects.seek_duty(self._queues):
+            self._clear_by = self._clock() + self._suspects.lease_seconds * PATIENCE_SHARE
+            logger.warning("only suspects of crashes run here now, those of queue %s", self._suspects.duty)
 
     def may_claim(self) -> bool:
         """Tell whether nothing is held, so that the next group runs by itself. What was held before the duty is given

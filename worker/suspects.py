@@ -75,11 +75,11 @@ class Suspects:
         arguments = [part for claim in claims for part in (claim.queue, claim.job_id, claim.execution_id)]
         return tuple(Absolution(code) for code in self._scripts.call("absolve", arguments)) if arguments else ()
 
-    def seek_duty(self, queues: Sequence[str]) -> None:
-        """Go on duty where suspects wait and nobody is on duty, unless on duty already."""
-        if self._duty is None:
-            reply = self._scripts.call("seek_duty", [self._worker_name, self._duty_seconds, *queues])
-            self._duty = None if reply is None else reply.decode()
+    def seek_duty(self, queues: Sequence[str]) -> bool:
+        """Go on duty where suspects wait and nobody else is on duty. Returns whether this worker is on duty now."""
+        reply = self._scripts.call("seek_duty", [self._worker_name, self._duty_seconds, *queues])
+        self._duty = None if reply is None else reply.decode()
+        return reply is not None
 
     def renew_duty(self) -> None:
         """Stay on duty for another lease's time. From any thread."""
