@@ -7,15 +7,18 @@ from dataclasses import asdict, replace
 
 from worker.appetite import Appetite
 from worker.attempts import BegunAttempts
-from worker.duty import SuspectDuty
+from worker.claim_replies import Claimed
+from worker.crash_journal import Journal
 from worker.errors import ServiceUnavailable, TryLater
 from worker.failpoints import Failpoints, Point
 from worker.held import HeldJob, HeldJobs
 from worker.isolation import Fault, isolating
 from worker.outcomes import INTERNAL_ERROR, return_value
-from worker.queue import Acknowledgement, Claimed, JobQueue
+from worker.queue import Acknowledgement, JobQueue
 from worker.records import AttemptState, Claim, DeadRecord, JobState
+from worker.rq_functions import FunctionWorker
 from worker.store import JobStore
+from worker.suspects import DeadWorker, Suspects
 
 ATTEMPT_STATES = {
     JobState.DONE: AttemptState.DONE,
@@ -37,18 +40,24 @@ class Claimer:
         held: HeldJobs,
         queues: Sequence[str],
         appetite: Appetite,
-        duty: SuspectDuty,
+        suspects: Suspects,
+        journal: Journal,
+        functions: FunctionWorker,
         take: Callable[[HeldJob], None],
         lose: Callable[[HeldJob], None],
         failpoints: Failpoints,
     ) -> None:
-        """`take` gets each job that is to run, `lose` each that is held under an earlier lease as well."""
+        """`take` gets each job that is to run, `lose` each that is held under an earlier lease as well. `functions`
+        runs the plain functions.
+        """
         self._queue = job_queue
         self._store = store
         self._held = held
         self._queues = tuple(queues)
         self._appetite = appetite
-        self._duty = duty
+        self._suspects = suspects
+        self._journal = journal
+        self._functions = functions
         self._take = take
         self._lose = lose
         self._failpoints = failpoints
@@ -64,11 +73,11 @@ class Claimer:
         if self._pending is None:
             if not self._may_claim():
                 return 0
-            self._pending = self._fetch()
+            self._pending = self._admit_functions(self._fetch())
             self._hold(self._pending.claims)
             if self._pending.claims:
                 self._failpoints.reach(Point.AFTER_CLAIM)
-        num_records = len(self._pending.claims) + len(self._pending.dead) + self._pending.num_parked
+        num_records = self._pending.num_records
         faulty = self._begin(self._pending.claims)
         self._pending = Claimed((), (*self._pending.dead, *faulty))
         self._bury(self._pending.dead)
@@ -83,36 +92,56 @@ class Claimer:
             self._held.remove(claim.execution_id for claim in claims)
             self._queue.requeue(claims)
         if self._reply_lost:
-            self._queue.requeue(self._fetch().claims)
-        self._duty.end()
+            claimed = self._fetch()
+            self._queue.requeue([*claimed.claims, *claimed.functions])
+
+        self._suspects.end_duty()
 
     def sweep(self) -> None:
         """Let the jobs of workers that died or fell silent go on, suspects apart from the others. Raises as `claim`."""
         # First our own leases: after a pause of this process they may have run out too, and need not.
         self._queue.extend(job.claim for job in self._held.all())
-        self._duty.take_over()
+        self._functions.renew_functions(self._queue, self._suspects)
+        self._journal.take_over(self._release)
         for job_id in self._queue.sweep(self._queues):
             logger.warning("job %s: its worker fell silent; it runs again, apart", job_id)
-        self._duty.seek()
+        self._suspects.seek_duty(self._queues)
+
+    def _release(self, dead: DeadWorker) -> None:
+        released = self._suspects.abandon(dead)
+        logger.warning(
+            "worker %s died (%s): %d of its jobs wait again, %d were at work and run apart",
+            dead.name,
+            dead.kind if dead.signal is None else f"signal {dead.signal}",
+            len(released.waiting),
+            len(released.suspects),
+        )
 
     def _may_claim(self) -> bool:
         """Tell whether there is something to claim, and room for it; beside a group of suspects nothing may run."""
         if self._reply_lost:
             return True
-        return self._duty.may_claim() if self._duty.is_on else self._num_wanted() >= 1
+        return not len(self._held) if self._suspects.duty is not None else self._num_wanted() >= 1
 
     def _num_wanted(self) -> int:
-        """Return how many jobs to claim now: what the engine can soon use, within what may be held."""
-        return min(self._held.room, self._appetite.num_jobs())
+        """Return how many jobs to claim now: what the engine can soon use, or threads for functions that are free,
+        within what may be held."""
+        return min(self._held.room, max(self._appetite.num_jobs(), self._functions.num_free_threads()))
+
+    def _admit_functions(self, claimed: Claimed) -> Claimed:
+        """Run what plain functions a claim brought. Returns the claim with what cannot be run among the dead."""
+        refused = [self._functions.admit(claim) for claim in claimed.functions]
+        return replace(claimed, dead=(*claimed.dead, *(record for record in refused if record is not None)))
 
     def _fetch(self) -> Claimed:
         try:
             if self._reply_lost:
-                claimed = self._queue.recover(job.claim.execution_id for job in self._held.all())
+                known = [job.claim.execution_id for job in self._held.all()]
+                claimed = self._queue.recover([*known, *self._functions.execution_ids()])
             else:
                 # A duty that ends claims nothing: the queues come next, within the same call.
-                claimed = self._duty.claim()
-                if not self._duty.is_on:
+                claimed = self._suspects.claim()
+                if self._suspects.duty is None:
                     claimed = self._queue.claim(self._queues, self._num_wanted())
         except (ServiceUnavailable, TryLater):
             self._reply_lost = True

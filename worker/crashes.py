@@ -5,7 +5,7 @@ was alone in its third crash is guilty.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -57,8 +57,13 @@ class Diagnosis:
 
     def summary(self) -> str:
         """Return the job's error message."""
-        ends = "; ".join(_describe(crash) for crash in self.crashes)
-        return f"it was being computed in {len(self.crashes)} crashes of workers, alone in the last: {ends}"
+        return summary(self.crashes)
+
+
+def summary(crashes: Sequence[Crash]) -> str:
+    """Return the error message of a guilty job."""
+    ends = "; ".join(_describe(crash) for crash in crashes)
+    return f"it was being computed in {len(crashes)} crashes of workers, alone in the last: {ends}"
 
 
 def read_crashes(log: bytes) -> tuple[Crash, ...]:

@@ -12,7 +12,7 @@ Torch-free: the model comes as an engine and two functions.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import redis
@@ -26,11 +26,13 @@ from worker.claiming import Claimer
 from worker.connection import redis_errors
 from worker.crash_journal import Journal, NoJournal
 from worker.delayed import DelayedJobs
-from worker.duty import SuspectDuty
+from worker.drain import Drain
 from worker.engine_loop import Abort, EngineLoop, Stop
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
 from worker.failpoints import Failpoints, parse_faults
 from worker.fleet import WorkerRecord
+from worker.function_pool import FunctionPool, RunningFunction
+from worker.functions import AllowList
 from worker.held import HeldJob, HeldJobs
 from worker.intake import Encode, Intake
 from worker.live import Live
@@ -40,12 +42,16 @@ from worker.progress import WorkerProgress
 from worker.queue import JobQueue
 from worker.reconcile_chore import ReconcileChore
 from worker.reconciling import RealRepairs, Reconciler
-from worker.rq_worker import Drain, PagemillWorker
+from worker.records import Lease
+from worker.rq_worker import PagemillWorker
 from worker.settings_model import Settings
 from worker.store import JobStore
 from worker.suspects import Suspects
 from worker.threads import POLL_SECONDS, Failure, ServiceThread
 
+MAINTENANCE_SECONDS = 60
+SHORTEST_TTL_SECONDS = 60  # of the worker's entry in RQ's lists, without a beat; RQ adds 60 more
+BEATS_TO_MISS = 3  # before that entry goes
 PATIENCE_SECONDS = 10.0  # for a thread to do its last work
 HURRY_SECONDS = 0.5  # the same after a second request to stop
 
@@ -85,16 +91,26 @@ class Flow:
         self._journal = journal = journal or NoJournal()
         with redis_errors():
             self.worker = PagemillWorker(
-                list(settings.queues), name=record.name, connection=connection, beat_seconds=settings.beat_seconds
+                list(settings.queues),
+                name=record.name,
+                connection=connection,
+                allow_list=AllowList(settings.functions),
+                worker_ttl=max(SHORTEST_TTL_SECONDS, round(BEATS_TO_MISS * settings.beat_seconds)),
+                maintenance_interval=MAINTENANCE_SECONDS,
             )
         self._held = HeldJobs(settings.max_jobs)
         self._failure = Failure()
+        if settings.functions:
+            self.worker.functions = FunctionPool(
+                settings.function_threads, self._held, self._serve_function, self._failure
+            )
         self._queue = job_queue = JobQueue(
             connection,
             record.name,
             settings.lease_seconds,
             default_result_ttl_seconds=settings.result_ttl_seconds,
             lower_queue_share=settings.lower_queue_share,
+            read=self.worker.read,
         )
         self._outcomes = outcomes = OutcomeBuilder(
             model.decode,
@@ -103,11 +119,11 @@ class Flow:
             time.monotonic,
             Backoff(settings.retry_base_seconds, settings.retry_cap_seconds),
         )
-        self._live = Live(job_queue, self._held, model.decode, self._cancel)
+        self._live = Live(job_queue, self._held, model.decode, self._cancel, self.worker.stop_function)
         self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams, failpoints)
         self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints)
         self._intake = Intake(model.encode, model.names, outcomes, self._loop.send, self._persister.put, journal)
-        suspects = Suspects(connection, record.name, settings.lease_seconds)
+        suspects = self._suspects = Suspects(connection, record.name, settings.lease_seconds, read=self.worker.read)
         self._leases = Leases(job_queue, self._held, self._lose, self._cancel, suspects)
         repairs = RealRepairs(store, connection, settings.result_ttl_seconds)
         chore = ReconcileChore(
@@ -123,10 +139,9 @@ class Flow:
         }
         self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
         appetite = Appetite(self._held, model.engine.config, model.engine.status)
-        duty = SuspectDuty(suspects, journal, self._held, settings.queues, self._give_back)
         self._claimer = Claimer(
-            *(job_queue, store, self._held, settings.queues, appetite, duty),
-            *(self._intake.put, self._lose, failpoints),
+            *(job_queue, store, self._held, settings.queues, appetite, suspects, journal),
+            *(self.worker, self._intake.put, self._lose, failpoints),
         )
 
     def progress(self) -> WorkerProgress:
@@ -194,6 +209,7 @@ class Flow:
 
     def _shut_down(self, threads: dict[str, ServiceThread]) -> None:
         """Stop the threads in the direction of the flow, so that each job is finished or handed back, and only once."""
+        self._requeue(self.worker.hand_back_functions())
         self._intake.stop()
         self._await(threads["intake"])
         self._loop.send(Stop())
@@ -227,11 +243,14 @@ class Flow:
         it; should it be claimed first, that commit is fenced."""
         left = self._held.all()
         self._held.remove(job.claim.execution_id for job in left)
+        self._requeue([job.claim for job in left])
+
+    def _requeue(self, claims: Sequence[Lease]) -> None:
         try:
-            self._queue.requeue(job.claim for job in left)
+            self._queue.requeue(claims)
         except (ServiceUnavailable, TryLater) as error:
             self._journal.leave()
-            logger.warning("%d jobs stay leased for %g s: %s", len(left), self._settings.lease_seconds, error)
+            logger.warning("%d jobs stay leased for %g s: %s", len(claims), self._settings.lease_seconds, error)
 
     def _leave(self) -> None:
         self.worker.delist()
@@ -243,20 +262,21 @@ class Flow:
 
     def _beat_in_redis(self) -> None:
         self._leases.renew()
+        self.worker.renew_functions(self._queue, self._suspects)
         self.worker.beat()
 
     def _beat_in_sql(self) -> None:
         self._store.heartbeat_worker(self._record.name, self._persister.counters)
+
+    def _serve_function(self, function: RunningFunction) -> None:
+        with self._journal.aside(function.execution.id):
+            self.worker.serve(function)
 
     def _cancel(self, job_id: str) -> None:
         job = self._held.find(job_id)
         if job is not None:
             job.cancel_requested = True
             self._loop.send(Abort(job.claim.execution_id))
-
-    def _give_back(self, job: HeldJob) -> None:
-        self._persister.put(self._outcomes.handed_back(job))
-        self._lose(job)
 
     def _lose(self, job: HeldJob) -> None:
         job.lost = True

@@ -55,14 +55,26 @@ class HeldJobs:
         self._jobs: dict[str, HeldJob] = {}  # by execution id
         self._latest: dict[str, HeldJob] = {}  # by job id
         self._ended: set[str] = set()  # execution ids
+        self._functions: set[str] = set()  # execution ids
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._jobs) + len(self._functions)
 
     @property
     def room(self) -> int:
-        return self.capacity - len(self._jobs)
+        return self.capacity - len(self)
+
+    def occupy(self, execution_id: str) -> None:
+        """Count a plain function's execution too; the function pool has the rest of it."""
+        with self._changed:
+            self._functions.add(execution_id)
+
+    def vacate(self, execution_id: str) -> None:
+        """Count it no more; one that is not counted is ignored."""
+        with self._changed:
+            self._functions.discard(execution_id)
+            self._changed.notify_all()
 
     def add(self, jobs: Iterable[HeldJob]) -> tuple[HeldJob, ...]:
         """Hold jobs. Returns what was held of the same jobs under earlier leases."""

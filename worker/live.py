@@ -29,13 +29,19 @@ class Live:
     """Polls Redis twice per `POLL_SECONDS`, whatever the number of jobs; costs the engine nothing."""
 
     def __init__(
-        self, job_queue: JobQueue, held: HeldJobs, detokenize: Detokenize, cancel: Callable[[str], None]
+        self,
+        job_queue: JobQueue,
+        held: HeldJobs,
+        detokenize: Detokenize,
+        cancel: Callable[[str], None],
+        stop_function: Callable[[str], bool],
     ) -> None:
-        """`cancel` ends a held job by its id."""
+        """`cancel` ends a held job by its id; `stop_function` a plain function, and tells whether it was held here."""
         self._queue = job_queue
         self._held = held
         self._detokenize = detokenize
         self._cancel = cancel
+        self._stop_function = stop_function
         self._streams: dict[str, _Stream] = {}  # by execution id
         self._publishing = threading.Lock()  # held over a delta and its publication, so that none comes twice
         self._stopped = threading.Event()
@@ -80,6 +86,8 @@ class Live:
             job = self._held.find(job_id)
             if job is not None and not job.cancel_requested:
                 self._cancel(job_id)
+            elif job is None and self._stop_function(job_id):
+                self._queue.forget_cancelling([job_id])
 
     def _publish_growth(self) -> None:
         watched = self._queue.watched()

@@ -14,7 +14,6 @@ import math
 import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -24,14 +23,13 @@ from rq.job import Job
 from rq.rate_limit import RateLimitRegistry, release_slot
 from rq.serializers import JSONSerializer
 
+from worker.claim_replies import Claimed, ReadRecord, read_reply
 from worker.connection import redis_errors
-from worker.crashes import GUILTY_CRASHES, POISON, Diagnosis, read_crashes
 from worker.errors import PagemillError, ServiceUnavailable
-from worker.jobs import seed_of
 from worker.queue_access import CANCELLING_KEY, FAILURE_TTL_SECONDS, QueueAccess
-from worker.queue_records import Fields, PromptRecord, RecordError, raw_json, read_date, read_record
+from worker.queue_records import read_record
 from worker.queue_scripts import script_commands
-from worker.records import AttemptState, Claim, DeadRecord, Retry
+from worker.records import AttemptState, Claim, DeadRecord, FunctionClaim, Lease, Retry
 
 DEFAULT_RESULT_TTL_SECONDS = 86_400
 DEFAULT_LOWER_QUEUE_SHARE = 0.125
@@ -39,15 +37,6 @@ PATIENCE_SECONDS = 120  # before a silence can be a job's last crash: its worker
 SWEEP_LIMIT = 1_000  # leases, or due jobs, per call: bounds the time that a script holds the server
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """What came out of the queue: jobs to run, and records that are none."""
-
-    claims: tuple[Claim, ...]
-    dead: tuple[DeadRecord, ...]
-    num_parked: int = 0  # given back at once: their tenants are at their limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +76,13 @@ class JobQueue(QueueAccess):
         *,
         default_result_ttl_seconds: int = DEFAULT_RESULT_TTL_SECONDS,
         lower_queue_share: float = DEFAULT_LOWER_QUEUE_SHARE,
+        read: ReadRecord = read_record,
     ) -> None:
         """`lower_queue_share` of the claims goes to queues behind the first one with jobs; 0 is none, as long as that
-        one has any."""
+        one has any. `read` tells a record's kind, and raises RecordError for one of none; by default all but prompts
+        are none."""
         super().__init__(connection)
+        self._read = read
         self.worker_name = worker_name
         self.lease_seconds = lease_seconds
         self._default_result_ttl_seconds = default_result_ttl_seconds
@@ -124,7 +116,7 @@ class JobQueue(QueueAccess):
 
     def _settle(self, reply: Sequence[Sequence[Any]]) -> Claimed:
         """Read claims, and say whose they are where their records did not: those above a limit are parked."""
-        claimed = read_claimed(reply)
+        claimed = read_reply(reply, self._read)
         untold = {record[2].decode() for record in reply if _is_untold(*record)}
         claims = [claim for claim in claimed.claims if claim.execution_id in untold]
         if not claims:
@@ -138,10 +130,18 @@ class JobQueue(QueueAccess):
         """Renew leases for `lease_seconds` from now. Returns the execution ids of those that are gone: the job was
         cancelled, deleted or taken over, and must not be acknowledged."""
         held = list(claims)
+        return frozenset(lease.execution_id for lease, code in self._extend(held) if code != 1)
+
+    def extend_functions(self, claims: Iterable[FunctionClaim]) -> frozenset[str]:
+        """Renew leases as `extend`; a function that was cancelled keeps its lease, since it runs on."""
+        held = list(claims)
+        return frozenset(lease.execution_id for lease, code in self._extend(held) if code == 0)
+
+    def _extend(self, held: Sequence[Lease]) -> list[tuple[Lease, int]]:
         if not held:
-            return frozenset()
+            return []
         reply = self._scripts.call("extend", [self.worker_name, self.lease_seconds, *_lease_arguments(held)])
-        return _gone(held, reply)
+        return list(zip(held, reply, strict=True))
 
     def acknowledge(self, acknowledgements: Iterable[Acknowledgement]) -> frozenset[str]:
         """End jobs in Redis, after their commit in SQL: status, registry, result, expiry, the worker's counters, and
@@ -160,7 +160,7 @@ class JobQueue(QueueAccess):
                 self._release_waiting(end.claim)
         return _gone([end.claim for end in ends], reply)
 
-    def requeue(self, claims: Iterable[Claim]) -> frozenset[str]:
+    def requeue(self, claims: Iterable[Lease]) -> frozenset[str]:
         """Hand jobs back to the heads of their queues in their old order, spending none of RQ's retries. Returns the
         execution ids of leases that are gone."""
         youngest_first = sorted(claims, key=lambda claim: (claim.epoch, claim.execution_id), reverse=True)
@@ -245,11 +245,11 @@ class JobQueue(QueueAccess):
             logger.exception("job %s is delayed, but its rate limit's slot could not be freed", claim.job_id)
 
 
-def _lease_arguments(claims: Iterable[Claim]) -> list[str | int]:
+def _lease_arguments(claims: Iterable[Lease]) -> list[str | int]:
     return [part for claim in claims for part in (claim.queue, claim.job_id, claim.execution_id, claim.epoch)]
 
 
-def _gone(claims: Sequence[Claim], reply: Sequence[int]) -> frozenset[str]:
+def _gone(claims: Sequence[Lease], reply: Sequence[int]) -> frozenset[str]:
     return frozenset(claim.execution_id for claim, code in zip(claims, reply, strict=True) if code == 0)
 
 
@@ -263,57 +263,6 @@ def _encode_error(text: str | None) -> str:
     return "" if text is None else base64.b64encode(zlib.compress(text.encode("utf-8", "replace"))).decode()
 
 
-def read_claimed(reply: Sequence[Sequence[Any]]) -> Claimed:
-    """Read the reply of a script that claims."""
-    claims, dead = [], []
-    for kind, *record in reply:
-        read = _read_buried(*record) if kind == b"buried" else _read_claim(kind, *record)
-        if isinstance(read, Claim):
-            claims.append(read)
-        else:
-            dead.append(read)
-    return Claimed(tuple(claims), tuple(dead))
-
-
-def _read_claim(
-    kind: bytes, job_id: bytes, execution_id: bytes, epoch: bytes, now_us: bytes, queue: bytes, flat: Sequence[bytes]
-) -> Claim | DeadRecord:
-    fields: Fields = dict(zip(flat[::2], flat[1::2], strict=True))
-    try:
-        record = read_record(fields)
-    except RecordError as error:
-        enqueued_at = read_date(fields.get(b"enqueued_at", b""))
-        return DeadRecord(job_id.decode(), queue.decode(), error.code, str(error), raw_json(fields), enqueued_at)
-    if fields.get(b"pagemill_crashes") == GUILTY_CRASHES:
-        return _read_guilty(job_id.decode(), queue.decode(), record, fields)
-    now = datetime.fromtimestamp(int(now_us) / 1e6, UTC)
-    claimed_at = (read_date(fields.get(b"started_at", b"")) if kind == b"recovered" else None) or now
-    return Claim(
-        job_id=job_id.decode(),
-        execution_id=execution_id.decode(),
-        epoch=int(epoch),
-        queue=queue.decode(),
-        job=record.job,
-        payload_json=record.payload_json,
-        enqueued_at=record.enqueued_at,
-        claimed_at=claimed_at,
-        age_seconds=max(0.0, (now - claimed_at).total_seconds()),
-        retries=record.retries,
-    )
-
-
 def _is_untold(kind: bytes, *record: Any) -> bool:
     """Tell whether the tenant of a claimed job may matter and is not known to Redis."""
     return kind == b"untold" or (kind == b"recovered" and b"pagemill_tenant" not in record[-1][::2])
-
-
-def _read_guilty(job_id: str, queue: str, record: PromptRecord, fields: Fields) -> DeadRecord:
-    crashes = read_crashes(fields.get(b"pagemill_crash_log", b""))
-    diagnosis = Diagnosis(json.loads(record.payload_json), seed_of(record.job, job_id), crashes)
-    return DeadRecord(
-        job_id, queue, POISON, diagnosis.summary(), record.payload_json, record.enqueued_at, diagnosis=diagnosis
-    )
-
-
-def _read_buried(job_id: bytes, queue: bytes, reason: bytes, raw: bytes) -> DeadRecord:
-    return DeadRecord(job_id.decode(), queue.decode(), "corrupt_record", reason.decode(), raw.decode(), None)

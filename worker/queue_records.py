@@ -12,6 +12,7 @@ from rq.job import JobStatus
 
 from worker.backoff import RetryPolicy
 from worker.errors import InvalidJob, PagemillError
+from worker.functions import NO_FUNCTIONS, AllowList
 from worker.jobs import FUNCTION_NAME, MAX_PAYLOAD_BYTES, PromptJob, parse_job
 
 MAX_DATA_BYTES = 6 * MAX_PAYLOAD_BYTES + 1024  # RQ's JSON escapes a character of one or two bytes with six
@@ -35,6 +36,11 @@ class RecordError(PagemillError):
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionRecord:
+    """A record of a plain function that the worker may run. RQ reads the rest of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRecord:
     """What a well-formed record holds."""
 
@@ -44,8 +50,26 @@ class PromptRecord:
     retries: RetryPolicy
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What RQ serializes of a call, before anything of it was checked."""
+
+    function: object
+    instance: object
+    args: object
+    kwargs: object
+
+
 def read_record(fields: Fields) -> PromptRecord:
     """Read RQ's fields of a job. Raises RecordError for anything but a valid prompt job; mutates nothing."""
+    record = read_runnable(fields, NO_FUNCTIONS)
+    assert isinstance(record, PromptRecord), "no function is allowed"
+    return record
+
+
+def read_runnable(fields: Fields, functions: AllowList) -> PromptRecord | FunctionRecord:
+    """Read RQ's fields of a job. Raises RecordError for anything but a valid prompt job and a call of one of the
+    `functions`; imports none of them, and mutates nothing."""
     status = fields.get(b"status", b"created")
     if status.decode("latin-1") not in STATUSES:
         raise RecordError("corrupt_record", f"status: {_shorten(status)} is not one of RQ's")
@@ -55,7 +79,11 @@ def read_record(fields: Fields) -> PromptRecord:
     enqueued_at = dates["enqueued_at"] or dates["created_at"]
     if enqueued_at is None:
         raise RecordError("corrupt_record", "enqueued_at: is missing")
-    payload = read_payload(fields.get(b"data", b""))
+    call = _read_call(fields.get(b"data", b""))
+    if call.function != FUNCTION_NAME and functions.allows(call.function):
+        _check_arguments(call)
+        return FunctionRecord()
+    payload = _payload_of(call)
     try:
         job = parse_job(payload)
     except InvalidJob as error:
@@ -113,6 +141,10 @@ def _read_count(name: str, value: bytes | None) -> int | None:
 
 def read_payload(data: bytes) -> dict[str, Any]:
     """Return the JSON object that a record's `data` enqueues, unchecked. Raises RecordError for anything else."""
+    return _payload_of(_read_call(data))
+
+
+def _read_call(data: bytes) -> _Call:
     text = _decompress(data)
     if text[:1] == b"\x80":
         raise RecordError("pickled_record", "data: is pickled and was not loaded; enqueue with serializer='json'")
@@ -122,16 +154,26 @@ def read_payload(data: bytes) -> dict[str, Any]:
         raise RecordError("corrupt_record", f"data: is not JSON ({type(error).__name__})") from None
     if not isinstance(call, list) or len(call) != 4:
         raise RecordError("corrupt_record", "data: is not RQ's list of function, instance, args and kwargs")
-    function, instance, args, kwargs = call
-    if function != FUNCTION_NAME:
+    return _Call(*call)
+
+
+def _check_arguments(call: _Call) -> None:
+    if call.instance is not None:
+        raise RecordError("wrong_arguments", "arguments: methods of objects do not run here")
+    if not isinstance(call.args, list) or not isinstance(call.kwargs, dict):
+        raise RecordError("wrong_arguments", "arguments: are not a list and an object")
+
+
+def _payload_of(call: _Call) -> dict[str, Any]:
+    if call.function != FUNCTION_NAME:
         raise RecordError(
-            "wrong_function", f"function: {_shorten(function)} was refused; only {FUNCTION_NAME} runs here"
+            "wrong_function", f"function: {_shorten(call.function)} was refused; only {FUNCTION_NAME} runs here"
         )
-    if instance is not None or kwargs not in ({}, None):
+    if call.instance is not None or call.kwargs not in ({}, None):
         raise RecordError("wrong_arguments", "arguments: only one positional JSON object is accepted, no keywords")
-    if not isinstance(args, list) or len(args) != 1 or not isinstance(args[0], dict):
+    if not isinstance(call.args, list) or len(call.args) != 1 or not isinstance(call.args[0], dict):
         raise RecordError("wrong_arguments", "arguments: exactly one JSON object is accepted")
-    return args[0]
+    return call.args[0]
 
 
 def _decompress(data: bytes) -> bytes:

@@ -1,8 +1,10 @@
 """What travels between the queue, the engine's threads and SQL: frozen, plain, no I/O."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Protocol
 
 from worker.backoff import RetryPolicy
 from worker.crashes import Diagnosis
@@ -34,6 +36,19 @@ class AttemptState(StrEnum):
     LOST = "lost"  # the lease ran out: its worker died or was cut off
 
 
+class Lease(Protocol):
+    """What the queue knows a claim by."""
+
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def execution_id(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def queue(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A job this worker holds: one attempt under one lease."""
@@ -48,6 +63,18 @@ class Claim:
     claimed_at: datetime  # UTC, Redis's clock
     age_seconds: float = 0.0  # at the reply that brought it: more than 0 where an earlier reply was lost
     retries: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionClaim:
+    """A plain function's job that this worker holds: one execution under one lease. SQL never hears of it."""
+
+    job_id: str
+    execution_id: str
+    epoch: int
+    queue: str
+    fields: Mapping[bytes, bytes]  # RQ's record before the claim
+    claimed_at: datetime  # UTC, Redis's clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,67 +1,93 @@
-"""The RQ worker: registration, signals, commands and maintenance as RQ's tools know them, around many jobs at once."""
+"""The RQ worker: registration, signals, commands and maintenance as RQ's tools know them, around many jobs at once.
+
+`pagemill worker` runs it with an engine. `rq worker -w worker.rq_worker.PagemillWorker` runs it without one, for plain
+functions only: those that the setting `functions` allows, with JSON arguments, in either case.
+"""
 
 import logging
+import math
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 import redis
-from rq import Worker
 from rq.command import parse_payload
-from rq.rate_limit import RateLimitRegistry
-from rq.registry import DeferredJobRegistry, FailedJobRegistry, FinishedJobRegistry, ReadyJobRegistry
+from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
+from rq.queue import Queue
+from rq.registry import clean_registries
 from rq.utils import now
-from rq.worker import WorkerStatus
+from rq.worker import DequeueStrategy, WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
-from worker.claiming import Claimer
 from worker.connection import redis_errors
-from worker.delayed import DelayedJobs
-from worker.errors import ServiceUnavailable, TryLater
-from worker.held import HeldJobs
-from worker.threads import Failure, Flag
+from worker.drain import Drain
+from worker.errors import ConfigurationError, ServiceUnavailable, TryLater
+from worker.function_shift import FunctionShift, ShiftLimits
+from worker.functions import NO_FUNCTIONS, AllowList
+from worker.queue_records import Fields, FunctionRecord, PromptRecord, read_runnable
+from worker.rq_functions import FunctionWorker
+from worker.rq_jobs import allow_listed
+from worker.rq_schedule import InProcessScheduler
+from worker.settings import load_settings
+from worker.settings_model import Settings
+from worker.threads import Flag
 
 IDLE_POLL_SECONDS = 0.1
 OUTAGE_POLL_SECONDS = 1.0
-MAINTENANCE_SECONDS = 60
-SHORTEST_TTL_SECONDS = 60  # of the worker's entry, without a beat; RQ adds 60 more
-BEATS_TO_MISS = 3  # before the worker's entry goes
+SAME_SIGNAL_SECONDS = 1.0  # RQ's pool and a terminal may both tell a worker to stop
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """What a worker drains its queues with."""
-
-    claimer: Claimer
-    delayed: DelayedJobs
-    held: HeldJobs
-    failure: Failure
-    sweep_seconds: float
-
-
-class PagemillWorker(Worker):
+class PagemillWorker(FunctionWorker):
     """An `rq.Worker` that holds many started jobs. It claims and maintains; the other threads do the rest."""
 
-    def __init__(self, *args: Any, beat_seconds: float = 0.0, **options: Any) -> None:
+    def __init__(self, *args: Any, allow_list: AllowList = NO_FUNCTIONS, **options: Any) -> None:
         """Take what `rq.Worker` takes. RQ also makes such objects only to read one; loads nothing, starts nothing.
 
-        `beat_seconds` is the time between two calls of `beat`.
+        `allow_list` has the functions that may run. Whatever serializer and job class RQ passes on, records are read as
+        JSON, and name no function but those.
         """
-        ttl = max(SHORTEST_TTL_SECONDS, round(BEATS_TO_MISS * beat_seconds))
-        fixed = {"serializer": "json", "worker_ttl": ttl, "maintenance_interval": MAINTENANCE_SECONDS}
-        super().__init__(*args, **{**options, **fixed})
-        self.stopping = Flag()  # set by the first request to stop: claim nothing more
-        self.handing_back = Flag()  # set by the second: finish nothing more either
+        super().__init__(*args, **self._restricted(options))
         self._cancel: Callable[[str], None] = lambda job_id: None
         self._listener: Any = None  # RQ's thread that hears commands, once there is one
+        self._same_within_seconds = 0.0
+        self._signalled_at = -math.inf  # on the monotonic clock
+        self.allow(allow_list)
 
-    def take_signals(self) -> None:
-        """Let SIGINT and SIGTERM stop the worker, from here to the end of the process. On the main thread."""
+    def allow(self, allow_list: AllowList) -> None:
+        """Set which functions may run."""
+        self.allow_list = allow_list
+        self.job_class = allow_listed(allow_list)
+        self.queues = [self._as_told(queue) for queue in self.queues]
+        self._ordered_queues = self.queues[:]
+
+    def read(self, fields: Fields) -> PromptRecord | FunctionRecord:
+        """Tell a claimed record's kind. Raises RecordError for one of none."""
+        return read_runnable(fields, self.allow_list)
+
+    @staticmethod
+    def _restricted(options: Mapping[str, Any]) -> dict[str, Any]:
+        return {**options, "serializer": "json", "job_class": None}
+
+    def _as_told(self, queue: Queue) -> Queue:
+        """Return a queue with this worker's serializer and job class."""
+        return self.queue_class(
+            queue.name,
+            connection=self.connection,
+            job_class=self.job_class,
+            serializer=self.serializer,
+            death_penalty_class=self.death_penalty_class,
+        )
+
+    def take_signals(self, *, same_within_seconds: float = 0.0) -> None:
+        """Let SIGINT and SIGTERM stop the worker, from here to the end of the process. On the main thread.
+
+        One that comes within `same_within_seconds` of the first is the same request once more.
+        """
+        self._same_within_seconds = same_within_seconds
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
@@ -160,6 +186,9 @@ class PagemillWorker(Worker):
             self._try_chore("showing the state", lambda: self.set_state(state))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.stopping.is_set() and time.monotonic() - self._signalled_at < self._same_within_seconds:
+            return
+        self._signalled_at = time.monotonic()
         self._request_stop()
 
     def _request_stop(self) -> None:
@@ -169,6 +198,58 @@ class PagemillWorker(Worker):
         self.stopping.set()
 
     # What RQ calls.
+
+    def work(
+        self,
+        burst: bool = False,
+        logging_level: str | None = None,
+        date_format: str = DEFAULT_LOGGING_DATE_FORMAT,
+        log_format: str = DEFAULT_LOGGING_FORMAT,
+        max_jobs: int | None = None,
+        max_idle_time: int | None = None,
+        with_scheduler: bool = False,
+        dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
+    ) -> bool:
+        """Run plain functions, without an engine, as RQ's own worker would. Returns whether any was run.
+
+        Raises ConfigurationError when the settings allow no function.
+        """
+        settings = self._settings_of_work()
+        self._dequeue_strategy = dequeue_strategy
+        self.stopping, self.handing_back = Flag(), Flag()  # it may have worked before
+        self.bootstrap(logging_level, date_format, log_format)
+        if with_scheduler:
+            self._start_scheduler(burst, logging_level, date_format, log_format)
+        self.take_signals(same_within_seconds=SAME_SIGNAL_SECONDS)
+        shift = FunctionShift(self, settings, self.read, ShiftLimits(max_jobs, max_idle_time))
+        try:
+            shift.start(self.beat)
+            self.drain_queues(shift.drain, burst=burst)
+            self.finish_held(shift.drain, math.inf)
+        finally:
+            shift.end()
+            if isinstance(self.scheduler, InProcessScheduler):
+                self._try_chore("leaving the schedule", self.scheduler.stop)
+            self.delist()
+        return shift.claimer.num_admitted > 0
+
+    def _settings_of_work(self) -> Settings:
+        settings = load_settings()
+        if not settings.functions:
+            raise ConfigurationError("functions: names none, and a worker without an engine runs nothing else")
+        self.allow(AllowList(settings.functions))
+        return settings
+
+    def _start_scheduler(self, burst: bool = False, *arguments: Any) -> None:
+        """Queue what is due once in a burst, as RQ does; else take the locks of RQ's scheduler, and fork none."""
+        if burst:
+            super()._start_scheduler(burst, *arguments)
+            return
+        self.scheduler = scheduler = InProcessScheduler(
+            self.queues, connection=self.connection, serializer=self.serializer
+        )
+        if scheduler.acquire_locks():
+            scheduler.start()
 
     def _set_connection(self, connection: redis.Redis) -> redis.Redis:
         """Keep the connection's time-outs: RQ would raise them above its longest blocking pop, which is never made."""
@@ -182,24 +263,31 @@ class PagemillWorker(Worker):
         except (AttributeError, KeyError, TypeError, ValueError):
             logger.warning("a command that is none of RQ's was ignored")
             return
-        if command in ("stop-job", "stop-execution"):
-            self._cancel(job_id)
-        elif command == "shutdown":
+        if command == "shutdown":
             self._request_stop()
+        elif command == "kill-horse":
+            self.kill_horse()
+        elif command == "stop-execution" and self.functions is not None and self.functions.find_job(job_id):
+            self.request_stop_execution(str(payload.get("execution_id", "")))
+        elif command in ("stop-job", "stop-execution") and not self.stop_function(job_id):
+            self._cancel(job_id)
 
     def clean_registries(self) -> None:
-        """Expire old entries. Not RQ's started registry: it fails jobs whose lease ran out, `sweep` queues them."""
-        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it by its first value, None
+        """Do what RQ's own workers do for each other and for their own lapsed jobs. Ours lapse by their leases, for
+        `sweep` to queue; in RQ's registry of started jobs they do not run out."""
         for queue in self.queues:
-            for registry in (FinishedJobRegistry, FailedJobRegistry, DeferredJobRegistry, ReadyJobRegistry):
-                registry(queue=queue).cleanup()
-            clean_worker_registry(queue)
-        for limits in RateLimitRegistry.all(self.connection):
-            limits.cleanup()
+            if queue.acquire_maintenance_lock():
+                try:
+                    clean_registries(queue, self._exc_handlers)
+                    clean_worker_registry(queue)
+                    queue.intermediate_queue.cleanup(self, queue)
+                finally:
+                    queue.release_maintenance_lock()
+        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it by its first value, None
 
     def _pubsub_exception_handler(self, exc: BaseException, pubsub: Any, pubsub_thread: Any) -> None:
-        """Keep listening whatever happens, an outage above all; RQ's own handler gives up after a time-out."""
-        if not isinstance(exc, Exception):
+        """Keep listening through any trouble with Redis; RQ's own handler gives up after a time-out."""
+        if not isinstance(exc, redis.RedisError | OSError):
             raise exc
         logger.debug("listening to RQ's commands is interrupted: %s", exc)
         time.sleep(OUTAGE_POLL_SECONDS)

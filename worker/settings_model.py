@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from worker.failpoints import parse_faults
+from worker.functions import ENTRY_PATTERN
 
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 DATABASE_SCHEMES = ("sqlite", "postgresql", "postgres", "sqlite+pysqlite", "postgresql+psycopg")
@@ -73,6 +74,13 @@ def _check_scheme(schemes: tuple[str, ...]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _is_function_entry(name: str) -> str:
+    if not ENTRY_PATTERN.fullmatch(name):
+        raise ValueError(f"{name!r} is no dotted name such as shop.tasks.invoice, and no module such as shop.tasks.*")
+    return name
+
+
+FunctionEntry = Annotated[str, AfterValidator(_is_function_entry)]
 QueueName = Annotated[str, AfterValidator(_is_queue_name)]
 ByteSize = Annotated[int, BeforeValidator(parse_size)]
 
@@ -136,6 +144,14 @@ class Settings(BaseModel):
         default=None, ge=16, le=16_777_216, description="longest prompt plus output, tokens; unset is the model's limit"
     )
     enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of equal prefixes")
+    functions: Annotated[
+        tuple[FunctionEntry, ...], BeforeValidator(_split_names), AfterValidator(_names_are_unique)
+    ] = Field(
+        default=(),
+        max_length=256,
+        description="plain functions that may run too: dotted names, or module.* for all that it defines",
+    )
+    function_threads: int = Field(default=4, ge=1, le=256, description="plain functions that run at once")
     lease_seconds: float = Field(
         default=30.0,
         ge=1.0,

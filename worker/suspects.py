@@ -2,7 +2,7 @@
 
 Suspects wait in groups beside their queue. One worker per queue is on suspect duty at a time: it claims nothing else,
 lets its held jobs end, and runs one group after the other with nothing beside it. The others go on meanwhile. The duty
-itself protects nothing: two workers that run a group each do no harm. See `worker.duty`.
+itself protects nothing: two workers that run a group each do no harm.
 """
 
 import math
@@ -14,10 +14,11 @@ from uuid import uuid4
 
 import redis
 
+from worker.claim_replies import Claimed, ReadRecord, read_reply
 from worker.crashes import CrashKind
-from worker.queue import Claimed, read_claimed
+from worker.queue_records import read_record
 from worker.queue_scripts import Argument, QueueScripts
-from worker.records import Claim
+from worker.records import Lease
 
 NOTHING_CLAIMED = Claimed((), ())
 
@@ -52,10 +53,14 @@ class Suspects:
     """One worker's dealings with suspects. Each verb is one atomic script, and may be called again when its reply was
     lost. Errors of every method: those of `worker.connection.redis_errors`."""
 
-    def __init__(self, connection: redis.Redis, worker_name: str, lease_seconds: float) -> None:
+    def __init__(
+        self, connection: redis.Redis, worker_name: str, lease_seconds: float, *, read: ReadRecord = read_record
+    ) -> None:
+        """`read` is that of the worker's `JobQueue`."""
         self._scripts = QueueScripts(connection)
         self._worker_name = worker_name
-        self.lease_seconds = lease_seconds
+        self._lease_seconds = lease_seconds
+        self._read = read
         self._duty: str | None = None
 
     @property
@@ -70,16 +75,16 @@ class Suspects:
         waiting, suspects = self._scripts.call("abandon", arguments)
         return Released(_decoded(waiting), _decoded(suspects))
 
-    def absolve(self, claims: Iterable[Claim]) -> tuple[Absolution, ...]:
+    def absolve(self, claims: Iterable[Lease]) -> tuple[Absolution, ...]:
         """Take back what arose from leases of this worker that ran out: it lives, so nobody crashed it."""
         arguments = [part for claim in claims for part in (claim.queue, claim.job_id, claim.execution_id)]
         return tuple(Absolution(code) for code in self._scripts.call("absolve", arguments)) if arguments else ()
 
-    def seek_duty(self, queues: Sequence[str]) -> bool:
-        """Go on duty where suspects wait and nobody else is on duty. Returns whether this worker is on duty now."""
-        reply = self._scripts.call("seek_duty", [self._worker_name, self._duty_seconds, *queues])
-        self._duty = None if reply is None else reply.decode()
-        return reply is not None
+    def seek_duty(self, queues: Sequence[str]) -> None:
+        """Go on duty where suspects wait and nobody is on duty, unless on duty already."""
+        if self._duty is None:
+            reply = self._scripts.call("seek_duty", [self._worker_name, self._duty_seconds, *queues])
+            self._duty = None if reply is None else reply.decode()
 
     def renew_duty(self) -> None:
         """Stay on duty for another lease's time. From any thread."""
@@ -100,15 +105,15 @@ class Suspects:
             return NOTHING_CLAIMED
         token = uuid4().hex[:24]
         reply: Sequence[Sequence[Any]] = self._scripts.call(
-            "claim_suspects", [self._worker_name, self.lease_seconds, token, self._duty]
+            "claim_suspects", [self._worker_name, self._lease_seconds, token, self._duty]
         )
         if not reply:
             self.end_duty()
-        return read_claimed(reply)
+        return read_reply(reply, self._read)
 
     @property
     def _duty_seconds(self) -> int:
-        return math.ceil(self.lease_seconds)
+        return math.ceil(self._lease_seconds)
 
 
 def _decoded(ids: Sequence[bytes]) -> tuple[str, ...]:

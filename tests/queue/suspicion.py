@@ -4,7 +4,8 @@ from typing import Any
 
 import redis
 
-from worker.queue import Claimed, JobQueue
+from worker.claim_replies import Claimed
+from worker.queue import JobQueue
 from worker.suspects import Suspects
 
 

@@ -1,0 +1,19 @@
+"""Fixtures of the function tests: an empty queue and database, and functions that wait for nobody's test but this."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.functions import tasks
+from tests.worker.conftest import connection, sqlite_file, sqlite_store
+
+__all__ = ["connection", "sqlite_file", "sqlite_store"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_tasks() -> Iterator[None]:
+    """Forget what earlier tests' functions did, and let none of them wait any longer."""
+    tasks.may_go_on.clear()
+    tasks.begun.clear()
+    yield
+    tasks.may_go_on.set()

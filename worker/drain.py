@@ -1,0 +1,38 @@
+"""What a worker's main loop drains its queues with, whatever it runs."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from worker.held import HeldJobs
+from worker.threads import Failure
+
+
+class Claims(Protocol):
+    """Where jobs come from."""
+
+    def claim(self) -> int:
+        """Claim what there is room for; return how many records came."""
+
+    def sweep(self) -> None:
+        """Queue again what a silent worker holds."""
+
+
+class Delays(Protocol):
+    """What brings delayed jobs."""
+
+    def enqueue_due(self) -> None:
+        """Queue what is due."""
+
+    def in_reach(self) -> bool:
+        """Tell whether a burst is to wait for some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What a worker drains its queues with."""
+
+    claimer: Claims
+    delayed: Delays
+    held: HeldJobs
+    failure: Failure
+    sweep_seconds: float
