@@ -55,7 +55,7 @@ class Siblings(nn.Module):
             weight = torch.cat([linear.weight for linear in linears])
             bias = _joined_bias(linears)
         self.linear: nn.Module = PackedLinear(weight, bias) if packed else _linear(weight, bias)
-        self._sizes = [linear.out_features for linear in linears]
+        self.sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._outputs: dict[int, Tensor] = {}
 
@@ -63,7 +63,7 @@ class Siblings(nn.Module):
         """Return the output of layer `index` for `x`, [..., out_features], a view."""
         if self._input is not x or index not in self._outputs:
             self._input = x
-            self._outputs = dict(enumerate(self.linear(x).split(self._sizes, dim=-1)))
+            self._outputs = dict(enumerate(self.linear(x).split(self.sizes, dim=-1)))
         output = self._outputs.pop(index)
         if not self._outputs:
             self._input = None  # a later tensor may be the same object: its content would be another

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufCo
 
 from engine.engine import ModelIdentity
 from engine.fused import fuse
+from engine.fused_layer import fuse_layers
 from engine.paged_model import PagedModel, UnsupportedModel
 from engine.self_test import eager_logits, self_test
 
@@ -84,6 +85,7 @@ def _paged(model: PreTrainedModel) -> PagedModel:
         paged = PagedModel(model)
         expected = eager_logits(paged)
         fuse(model)
+        fuse_layers(paged)
         self_test(paged, expected)
     except (UnsupportedModel, torch.OutOfMemoryError):
         raise

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from engine.fused_layer import FusedLayer
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
 from engine.paged_model import UnsupportedModel
 from tests.engine.tiny_gguf import TOKENS, write_gguf
@@ -196,3 +197,25 @@ def test_device_and_dtype_by_name() -> None:
     assert choose_dtype("float16", cpu) is torch.float16
     assert choose_dtype("auto", cpu) in {torch.float32, torch.bfloat16}
     assert choose_dtype("auto", torch.device("cuda")) is torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "is_fused"),
+    [
+        ("llama", True),
+        ("qwen2", True),  # its queries, keys and values have biases
+        ("mistral", True),
+        ("qwen3", False),  # norms of queries and keys
+        ("granite", False),  # scaled residuals: the parts are the same, the answer is not
+        ("olmo2", False),  # norms behind, not before
+        ("gemma", True),  # a norm and an activation of its own, both kept
+    ],
+)
+def test_decoder_layers_are_fused_where_that_changes_nothing(
+    name: str, is_fused: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    random_model(SERVED[name]()).to(dtype).save_pretrained(tmp_path)  # type: ignore[arg-type]  # nn.Module.to, hidden
+    layers = load(tmp_path, tmp_path / "cache", dtype).model.model.get_submodule("model.layers")
+    assert isinstance(layers, torch.nn.ModuleList)
+    assert [isinstance(layer, FusedLayer) for layer in layers] == [is_fused] * len(layers)

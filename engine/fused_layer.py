@@ -1,0 +1,157 @@
+"""A whole decoder layer in few operators, for the shape that most architectures share.
+
+Norm, projections, rotary embedding, attention, add, norm, gated MLP, add: at small batches a step on the CPU spends
+more time between such operators than in them. Whether a layer has that shape is judged by what it does: one that
+answers otherwise than its replacement (a norm of the queries, a scaled residual, a partial rotation) is left as it is.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.fused import Sibling
+from engine.kv_cache import KVCache
+from engine.paged_model import ModelInput, PagedModel
+from engine.request import Request, RequestFigures, SamplingParams
+from engine.scheduler import ScheduledRequest, SchedulerOutput
+from kernels import ops
+
+CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+ATTENTION_CHILDREN = {"q_proj", "k_proj", "v_proj", "o_proj"}
+MLP_CHILDREN = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+PROBE_TOKENS = 5
+BLOCK_SIZE = 4
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}  # of the output's standard deviation
+
+Embeddings = tuple[Tensor, Tensor]  # cos and sin, each [1, num_tokens, head_dim]
+
+
+class Rotary:
+    """cos and sin of a step as the layers need them, prepared by the first layer for all."""
+
+    def __init__(self) -> None:
+        self._source: Embeddings | None = None
+        self._prepared: Embeddings | None = None
+
+    def take(self, embeddings: Embeddings) -> Embeddings:
+        """Return cos, and sin with the sign of each half's rotation, each [num_tokens, 1, head_dim]."""
+        if self._source is not embeddings or self._prepared is None:
+            cos, sin = embeddings
+            signed = sin[0].clone()
+            signed[:, : sin.shape[-1] // 2].neg_()
+            self._source, self._prepared = embeddings, (cos[0].unsqueeze(1), signed.unsqueeze(1))
+        return self._prepared
+
+
+class FusedLayer(nn.Module):
+    """A pre-norm decoder layer with rotary embeddings and a gated MLP."""
+
+    def __init__(self, layer: Any, head_dim: int, rotary: Rotary) -> None:
+        """`layer` is transformers', its sibling projections joined already."""
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv, self.output = attention.q_proj.siblings.linear, attention.o_proj
+        self.gate_up, self.down, self.act = mlp.gate_proj.siblings.linear, mlp.down_proj, mlp.act_fn
+        self._head_dim = head_dim
+        self._num_heads, self._num_kv_heads = (size // head_dim for size in attention.q_proj.siblings.sizes[:2])
+        self.layer_index: int = attention.layer_idx
+        self._scale: float = attention.scaling
+        self._rotary = rotary
+
+    def forward(
+        self, hidden: Tensor, *, position_embeddings: Embeddings, model_input: ModelInput, **_: object
+    ) -> Tensor:
+        """hidden: [1, num_tokens, hidden_size]. Writes the tokens' K and V to the cache."""
+        attended = self._attend(self.input_norm(hidden), position_embeddings, model_input)
+        hidden = self.output(attended).add_(hidden)
+        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
+        result: Tensor = self.down(self.act(gate).mul_(up)).add_(hidden)
+        return result
+
+    def _attend(self, x: Tensor, position_embeddings: Embeddings, model_input: ModelInput) -> Tensor:
+        cos, sin = self._rotary.take(position_embeddings)
+        num_rotated = self._num_heads + self._num_kv_heads
+        heads = self.qkv(x).view(-1, num_rotated + self._num_kv_heads, self._head_dim)
+        plain, value = heads[:, :num_rotated], heads[:, num_rotated:]
+        rotated = torch.addcmul(plain * cos, plain.roll(self._head_dim // 2, dims=-1), sin)
+        query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
+        key_cache, value_cache = model_input.cache.layers[self.layer_index]
+        ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping)
+        return ops.paged_attention(query, key_cache, value_cache, model_input.attention, self._scale).view(
+            1, -1, self._num_heads * self._head_dim
+        )
+
+
+def fuse_layers(model: PagedModel) -> None:
+    """Replace each decoder layer that its fused form equals, in place. After `fuse`."""
+    decoder = getattr(model.model, "model", None)
+    layers, embed = getattr(decoder, "layers", None), getattr(decoder, "rotary_emb", None)
+    if not isinstance(layers, nn.ModuleList) or embed is None:
+        return
+    rotary = Rotary()
+    for index, layer in enumerate(layers):
+        if _has_the_parts(layer):
+            fused = FusedLayer(layer, model.head_dim, rotary).eval()
+            if _is_equal(model, layer, fused, embed):
+                layers[index] = fused
+
+
+def _has_the_parts(layer: Any) -> bool:
+    def children(module: Any) -> set[str]:
+        return {name for name, _ in module.named_children()} if isinstance(module, nn.Module) else set()
+
+    return (
+        children(layer) == CHILDREN
+        and children(layer.self_attn) == ATTENTION_CHILDREN
+        and children(layer.mlp) == MLP_CHILDREN
+        and isinstance(layer.self_attn.q_proj, Sibling)
+        and isinstance(layer.mlp.gate_proj, Sibling)
+        and isinstance(getattr(layer.self_attn, "scaling", None), float)
+    )
+
+
+def _is_equal(model: PagedModel, layer: nn.Module, fused: FusedLayer, embed: Any) -> bool:
+    """Run both on random input through a cache of their own; compare outputs and caches."""
+    generator = torch.Generator().manual_seed(0)
+    size = model.model.config.get_text_config().hidden_size
+    hidden = torch.randn(1, PROBE_TOKENS, size, generator=generator).to(model.device, model.dtype)
+    outcomes = []
+    for candidate in (layer, fused):
+        inputs = _probe_input(model)
+        with torch.inference_mode():
+            embeddings = embed(hidden, inputs.position_ids)
+            if embeddings[0].shape[-1] != model.head_dim:
+                return False
+            output = candidate(
+                hidden.clone(),
+                attention_mask=None,
+                position_ids=inputs.position_ids,
+                position_embeddings=embeddings,
+                model_input=inputs,
+            )
+        outcomes.append((output, *inputs.cache.layers[fused.layer_index]))
+    limit = TOLERANCE[model.dtype]
+    return all(
+        isinstance(found, Tensor)
+        and found.shape == expected.shape
+        and bool((found.float() - expected.float()).abs().max() <= limit * expected.float().std())
+        for found, expected in zip(*reversed(outcomes), strict=True)
+    )
+
+
+def _probe_input(model: PagedModel) -> ModelInput:
+    num_blocks = -(-PROBE_TOKENS // BLOCK_SIZE)
+    request = Request(
+        request_id="probe",
+        tenant="",
+        token_ids=[0] * PROBE_TOKENS,
+        num_prompt_tokens=PROBE_TOKENS,
+        params=SamplingParams(max_tokens=1),
+        stop_ids=frozenset(),
+        figures=RequestFigures(arrived_at=0.0),
+        block_ids=list(range(num_blocks)),
+    )
+    plan = SchedulerOutput((ScheduledRequest(request, 0, PROBE_TOKENS),), PROBE_TOKENS, ())
+    return model.build_input(plan, KVCache(model.kv_shape(BLOCK_SIZE), num_blocks, model.device))
