@@ -5,6 +5,7 @@ more time between such operators than in them. Whether a layer has that shape is
 answers otherwise than its replacement (a norm of the queries, a scaled residual, a partial rotation) is left as it is.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 from engine.fused import Sibling
 from engine.kv_cache import KVCache
-from engine.paged_model import ModelInput, PagedModel
+from engine.paged_model import ModelInput, PagedModel, UnsupportedModel
 from engine.request import Request, RequestFigures, SamplingParams
 from engine.scheduler import ScheduledRequest, SchedulerOutput
 from kernels import ops
+from kernels.score_rules import ScoreRules
 
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 ATTENTION_CHILDREN = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -47,8 +49,8 @@ class Rotary:
 class FusedLayer(nn.Module):
     """A pre-norm decoder layer with rotary embeddings and a gated MLP."""
 
-    def __init__(self, layer: Any, head_dim: int, rotary: Rotary) -> None:
-        """`layer` is transformers', its sibling projections joined already."""
+    def __init__(self, layer: Any, head_dim: int, rules: ScoreRules, rotary: Rotary) -> None:
+        """`layer` is transformers', its sibling projections joined already; `rules` are those it attends by."""
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
@@ -57,7 +59,7 @@ class FusedLayer(nn.Module):
         self._head_dim = head_dim
         self._num_heads, self._num_kv_heads = (size // head_dim for size in attention.q_proj.siblings.sizes[:2])
         self.layer_index: int = attention.layer_idx
-        self._scale: float = attention.scaling
+        self._rules = rules
         self._rotary = rotary
 
     def forward(
@@ -79,9 +81,9 @@ class FusedLayer(nn.Module):
         query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
         key_cache, value_cache = model_input.cache.layers[self.layer_index]
         ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping)
-        return ops.paged_attention(query, key_cache, value_cache, model_input.attention, self._scale).view(
-            1, -1, self._num_heads * self._head_dim
-        )
+        plan = model_input.attention.plan_for(self._rules)
+        attended = ops.paged_attention(query, key_cache, value_cache, plan, self._rules)
+        return attended.view(1, -1, self._num_heads * self._head_dim)
 
 
 def fuse_layers(model: PagedModel) -> None:
@@ -91,10 +93,11 @@ def fuse_layers(model: PagedModel) -> None:
     if not isinstance(layers, nn.ModuleList) or embed is None:
         return
     rotary = Rotary()
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate[Any](layers):
         if _has_the_parts(layer):
-            fused = FusedLayer(layer, model.head_dim, rotary).eval()
-            if _is_equal(model, layer, fused, embed):
+            expected = _probe(model, layer, layer.self_attn.layer_idx, embed)
+            fused = FusedLayer(layer, model.head_dim, expected.rules, rotary).eval()
+            if expected.fits and _probe(model, fused, fused.layer_index, embed).equals(expected):
                 layers[index] = fused
 
 
@@ -108,37 +111,45 @@ def _has_the_parts(layer: Any) -> bool:
         and children(layer.mlp) == MLP_CHILDREN
         and isinstance(layer.self_attn.q_proj, Sibling)
         and isinstance(layer.mlp.gate_proj, Sibling)
-        and isinstance(getattr(layer.self_attn, "scaling", None), float)
     )
 
 
-def _is_equal(model: PagedModel, layer: nn.Module, fused: FusedLayer, embed: Any) -> bool:
-    """Run both on random input through a cache of their own; compare outputs and caches."""
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """What a layer made of random input."""
+
+    rules: ScoreRules  # that it attended by
+    fits: bool  # whether it rotates whole heads
+    tensors: tuple[Tensor, ...]  # its output, its K and its V
+
+    def equals(self, expected: "_Probed") -> bool:
+        return all(
+            found.shape == other.shape
+            and bool((found.float() - other.float()).abs().max() <= TOLERANCE[other.dtype] * other.float().std())
+            for found, other in zip(self.tensors, expected.tensors, strict=True)
+        )
+
+
+def _probe(model: PagedModel, layer: nn.Module, layer_index: int, embed: Any) -> _Probed:
+    """Run a layer on random input, through a cache of its own."""
     generator = torch.Generator().manual_seed(0)
     size = model.model.config.get_text_config().hidden_size
     hidden = torch.randn(1, PROBE_TOKENS, size, generator=generator).to(model.device, model.dtype)
-    outcomes = []
-    for candidate in (layer, fused):
-        inputs = _probe_input(model)
-        with torch.inference_mode():
-            embeddings = embed(hidden, inputs.position_ids)
-            if embeddings[0].shape[-1] != model.head_dim:
-                return False
-            output = candidate(
-                hidden.clone(),
-                attention_mask=None,
-                position_ids=inputs.position_ids,
-                position_embeddings=embeddings,
-                model_input=inputs,
-            )
-        outcomes.append((output, *inputs.cache.layers[fused.layer_index]))
-    limit = TOLERANCE[model.dtype]
-    return all(
-        isinstance(found, Tensor)
-        and found.shape == expected.shape
-        and bool((found.float() - expected.float()).abs().max() <= limit * expected.float().std())
-        for found, expected in zip(*reversed(outcomes), strict=True)
-    )
+    inputs = _probe_input(model)
+    with torch.inference_mode():
+        embeddings = embed(hidden, inputs.position_ids)
+        output = layer(
+            hidden,
+            attention_mask=None,
+            position_ids=inputs.position_ids,
+            position_embeddings=embeddings,
+            model_input=inputs,
+        )
+    rules = inputs.attention.last_rules
+    if rules is None:
+        raise UnsupportedModel(f"its layer {layer_index} does not call the attention function")
+    fits = isinstance(output, Tensor) and embeddings[0].shape[-1] == model.head_dim
+    return _Probed(rules, fits, (output, *inputs.cache.layers[layer_index]) if fits else ())
 
 
 def _probe_input(model: PagedModel) -> ModelInput:

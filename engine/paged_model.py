@@ -1,6 +1,8 @@
 """transformers' own model definitions over our blocks: the attention function, the step's tensors, the support gate."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +13,7 @@ from engine.kv_cache import KVCache, KVShape
 from engine.scheduler import SchedulerOutput
 from kernels import ops
 from kernels.paged_batch import PagedBatch, PagedSequence
+from kernels.score_rules import ScoreRules
 
 ATTENTION_NAME = "pagemill_paged"
 
@@ -27,8 +30,24 @@ class ModelInput:
     position_ids: Tensor  # [1, T]
     slot_mapping: Tensor  # [T]
     sample_rows: Tensor  # [S] each request's last row of T, whose logits are needed
-    attention: ops.AttentionPlan
+    attention: "StepAttention"
     cache: KVCache
+
+
+class StepAttention:
+    """The plans of one step's attention, one a window, each made when a layer first asks for it."""
+
+    def __init__(self, make: Callable[[int | None], ops.AttentionPlan]) -> None:
+        """`make` returns the plan for a window."""
+        self._make = make
+        self._plans: dict[int | None, ops.AttentionPlan] = {}
+        self.last_rules: ScoreRules | None = None  # of the layer that attended last
+
+    def plan_for(self, rules: ScoreRules) -> ops.AttentionPlan:
+        self.last_rules = rules
+        if rules.window not in self._plans:
+            self._plans[rules.window] = self._make(rules.window)
+        return self._plans[rules.window]
 
 
 class AttentionModule(Protocol):
@@ -46,6 +65,9 @@ def paged_attention_forward(
     *,
     model_input: ModelInput,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention function in transformers' registry: store K and V in their slots, attend over the block tables.
@@ -53,15 +75,16 @@ def paged_attention_forward(
     query: [1, num_heads, T, head_dim]; key, value: [1, num_kv_heads, T, head_dim]. Returns [1, T, num_heads, head_dim].
     Raises UnsupportedModel for an option that changes the result and is not implemented.
     """
-    for name in ("softcap", "sliding_window", "s_aux", "sinks", "position_bias"):
-        if options.get(name) is not None:
-            raise UnsupportedModel(f"its attention uses {name}, which the paged attention does not have yet")
+    if options.get("position_bias") is not None:
+        raise UnsupportedModel("its attention uses position_bias, which the paged attention does not have yet")
     if attention_mask is not None or not getattr(module, "is_causal", True):
         raise UnsupportedModel("its attention has a mask other than the causal one")
     key_cache, value_cache = model_input.cache.layers[module.layer_idx]
     ops.store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), key_cache, value_cache, model_input.slot_mapping)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = ops.paged_attention(query[0].transpose(0, 1), key_cache, value_cache, model_input.attention, scale)
+    rules = ScoreRules(scale, sliding_window, softcap, s_aux)
+    plan = model_input.attention.plan_for(rules)
+    output = ops.paged_attention(query[0].transpose(0, 1), key_cache, value_cache, plan, rules)
     return output.unsqueeze(0), None
 
 
@@ -109,14 +132,18 @@ class PagedModel:
             position_ids=self._tensor(positions).unsqueeze(0),
             slot_mapping=self._tensor(batch.slot_mapping()),
             sample_rows=self._tensor(sample_rows),
-            attention=ops.plan_attention(
-                batch,
-                num_heads=self.num_heads,
-                num_kv_heads=self.num_kv_heads,
-                dtype=self.dtype,
-                device=self.device,
-            ),
+            attention=StepAttention(partial(self._plan_attention, batch)),
             cache=cache,
+        )
+
+    def _plan_attention(self, batch: PagedBatch, window: int | None) -> ops.AttentionPlan:
+        return ops.plan_attention(
+            batch,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            dtype=self.dtype,
+            device=self.device,
+            window=window,
         )
 
     def forward(self, model_input: ModelInput) -> Tensor:

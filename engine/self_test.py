@@ -8,6 +8,7 @@ from engine.paged_model import ATTENTION_NAME, PagedModel, UnsupportedModel
 from engine.request import Request, RequestFigures, SamplingParams
 from engine.scheduler import ScheduledRequest, SchedulerOutput
 
+SERVED_LAYERS = {"full_attention", "sliding_attention"}
 NUM_TOKENS = 24
 BLOCK_SIZE = 4
 FIRST_CHUNK = 13  # ends inside a block, so that the second chunk reads a partly filled one
@@ -22,8 +23,9 @@ def self_test(model: PagedModel, expected: Tensor) -> None:
     To be taken before anything in the model is replaced, so that the gate covers the replacements too.
     """
     layer_types = set(getattr(model.model.config.get_text_config(), "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"}:
-        raise UnsupportedModel(f"its layers are {', '.join(sorted(layer_types))}; only full_attention is served")
+    if not layer_types <= SERVED_LAYERS:
+        served = " and ".join(sorted(SERVED_LAYERS))
+        raise UnsupportedModel(f"its layers are {', '.join(sorted(layer_types))}; only {served} are served")
     paged = _paged_logits(model, _token_ids(model).tolist())
     difference = (paged - expected).abs().max() / expected.std()
     if not difference <= TOLERANCE[model.dtype]:  # also refuses NaN

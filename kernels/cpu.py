@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu_plan import ChunkPart, CpuPlan, DecodePart, SharedPart
+from kernels.score_rules import ScoreRules
 
 
-def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: CpuPlan, scale: float) -> Tensor:
-    """Attend as the plan says. Shapes as in `kernels.reference.paged_attention`."""
+def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: CpuPlan, rules: ScoreRules) -> Tensor:
+    """Attend as the plan says, which was made for the same window. Shapes as in `kernels.reference.paged_attention`."""
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     # A KV head's query heads become rows of one matrix, so K and V are never repeated.
@@ -22,55 +23,53 @@ def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
     keys, values = key_cache.permute(2, 0, 1, 3), value_cache.permute(2, 0, 1, 3)
     output = query.new_empty(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     for chunk in plan.chunks:
-        _attend_chunk(q, keys, values, chunk, scale, output.transpose(0, 1))
+        _attend_chunk(q, keys, values, chunk, rules, output.transpose(0, 1))
     for part in plan.decodes:
-        attended = _attend_decodes(q.index_select(1, part.rows), keys, values, part, scale)
+        attended = _attend_decodes(q.index_select(1, part.rows), keys, values, part, rules)
         output.index_copy_(0, part.rows, attended.transpose(0, 1))
     return output.view(num_tokens, num_heads, head_dim)
 
 
-def _attend_chunk(q: Tensor, keys: Tensor, values: Tensor, chunk: ChunkPart, scale: float, output: Tensor) -> None:
+def _attend_chunk(q: Tensor, keys: Tensor, values: Tensor, chunk: ChunkPart, rules: ScoreRules, output: Tensor) -> None:
     """Write a chunk's rows of `output`: [num_kv_heads, num_tokens, queries_per_kv_head, head_dim], as q."""
     k, v = (_gather(cache, chunk.block_ids, 1) for cache in (keys, values))
-    start, num_keys = chunk.start, chunk.num_context
-    for mask in chunk.masks:
-        tile = mask.shape[1]
-        rows = slice(start, start + tile)
-        start, num_keys = start + tile, num_keys + tile
-        scores = _scores(q[:, rows].flatten(1, 2), k[:, :num_keys], scale)
-        scores[:, :, num_keys - tile :] += mask
-        output[:, rows] = torch.bmm(scores.softmax(dim=-1), v[:, :num_keys]).view_as(q[:, rows])
+    for tile in chunk.tiles:
+        rows, seen = slice(tile.start, tile.stop), slice(tile.first_key, tile.stop_key)
+        scores = _scores(q[:, rows].flatten(1, 2), k[:, seen], rules)
+        scores[:, :, -tile.mask.shape[1] :] += tile.mask
+        weights = _weights(scores.view(*q[:, rows].shape[:3], -1), rules).flatten(1, 2)
+        output[:, rows] = torch.bmm(weights, v[:, seen]).view_as(q[:, rows])
 
 
-def _attend_decodes(q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, scale: float) -> Tensor:
+def _attend_decodes(q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, rules: ScoreRules) -> Tensor:
     """Return the output of the part's rows. q and output: [num_kv_heads, num_rows, queries_per_kv_head, head_dim]."""
     num_kv_heads, num_rows, per_head, _ = q.shape
-    own_scores = _scores(q.flatten(0, 1), _gather(keys, part.own.block_ids, num_rows), scale)
+    own_scores = _scores(q.flatten(0, 1), _gather(keys, part.own.block_ids, num_rows), rules)
     own_scores = own_scores.view(num_kv_heads, num_rows, per_head, -1)
     if part.own.mask is not None:
         own_scores += part.own.mask
     own_values = _gather(values, part.own.block_ids, num_rows)
     if not part.shared:
-        return torch.bmm(own_scores.softmax(dim=-1).flatten(0, 1), own_values).view(q.shape)
+        return torch.bmm(_weights(own_scores, rules).flatten(0, 1), own_values).view(q.shape)
     width = part.num_shared_keys
     scores = q.new_empty(num_kv_heads, num_rows, per_head, width + part.own.num_keys)
     if part.has_gaps:
         scores[..., :width] = float("-inf")
     scores[..., width:] = own_scores
     for shared in part.shared:
-        _put_shared_scores(scores, q, keys, shared, scale)
-    probabilities = scores.softmax(dim=-1)
-    output = torch.bmm(probabilities[..., width:].flatten(0, 1), own_values).view(q.shape)
+        _put_shared_scores(scores, q, keys, shared, rules)
+    weights = _weights(scores, rules)
+    output = torch.bmm(weights[..., width:].flatten(0, 1), own_values).view(q.shape)
     for shared in part.shared:
-        _add_shared_output(output, probabilities, values, shared)
+        _add_shared_output(output, weights, values, shared)
     return output
 
 
-def _put_shared_scores(scores: Tensor, q: Tensor, keys: Tensor, shared: SharedPart, scale: float) -> None:
+def _put_shared_scores(scores: Tensor, q: Tensor, keys: Tensor, shared: SharedPart, rules: ScoreRules) -> None:
     """Write the scores of the members over their groups' prefixes, the first columns of `scores`."""
     runs, (num_kv_heads, _, per_head, head_dim) = shared.runs, q.shape
     matrices = q.index_select(1, shared.members).view(num_kv_heads * runs.num_runs, -1, head_dim)
-    by_member = _scores(matrices, _gather(keys, runs.block_ids, runs.num_runs), scale)
+    by_member = _scores(matrices, _gather(keys, runs.block_ids, runs.num_runs), rules)
     by_member = by_member.view(num_kv_heads, -1, per_head, runs.num_keys)
     if runs.mask is not None:
         by_member += runs.mask.repeat_interleave(by_member.shape[1] // runs.num_runs, dim=0)
@@ -79,10 +78,10 @@ def _put_shared_scores(scores: Tensor, q: Tensor, keys: Tensor, shared: SharedPa
     scores[..., : runs.num_keys].index_copy_(1, shared.kept_members, by_member)
 
 
-def _add_shared_output(output: Tensor, probabilities: Tensor, values: Tensor, shared: SharedPart) -> None:
+def _add_shared_output(output: Tensor, weights: Tensor, values: Tensor, shared: SharedPart) -> None:
     """Add what the members get from their groups' prefixes."""
     runs, (num_kv_heads, _, per_head, head_dim) = shared.runs, output.shape
-    chosen = probabilities[..., : runs.num_keys].index_select(1, shared.members)
+    chosen = weights[..., : runs.num_keys].index_select(1, shared.members)
     matrices = chosen.view(num_kv_heads * runs.num_runs, -1, runs.num_keys)
     by_member = torch.bmm(matrices, _gather(values, runs.block_ids, runs.num_runs))
     by_member = by_member.view(num_kv_heads, -1, per_head, head_dim)
@@ -91,10 +90,20 @@ def _add_shared_output(output: Tensor, probabilities: Tensor, values: Tensor, sh
     output.index_add_(1, shared.kept_members, by_member)
 
 
-def _scores(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """Return scale * queries @ keys^T, a matrix each: [n, num_queries, head_dim], [n, num_keys, head_dim]."""
+def _scores(queries: Tensor, keys: Tensor, rules: ScoreRules) -> Tensor:
+    """Return the unmasked scores, a matrix each: [n, num_queries, head_dim], [n, num_keys, head_dim]."""
     ignored = queries.new_empty(1, 1, 1)
-    return torch.baddbmm(ignored, queries, keys.transpose(1, 2), beta=0, alpha=scale)
+    scores = torch.baddbmm(ignored, queries, keys.transpose(1, 2), beta=0, alpha=rules.scale)
+    return scores if rules.softcap is None else scores.div_(rules.softcap).tanh_().mul_(rules.softcap)
+
+
+def _weights(scores: Tensor, rules: ScoreRules) -> Tensor:
+    """Return the softmax of masked scores, [num_kv_heads, num_rows, queries_per_kv_head, num_keys]."""
+    if rules.sinks is None:
+        return scores.softmax(dim=-1)
+    sinks = rules.sinks.to(scores.dtype).view(scores.shape[0], 1, scores.shape[2], 1)
+    with_sinks = torch.cat((scores, sinks.expand(-1, scores.shape[1], -1, -1)), dim=-1)
+    return with_sinks.softmax(dim=-1)[..., :-1]
 
 
 def _gather(cache: Tensor, block_ids: Tensor, num_runs: int) -> Tensor:

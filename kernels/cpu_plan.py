@@ -1,7 +1,7 @@
 """How one step's attention is split on the CPU: prefill chunks one by one, decodes together, shared prefixes once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -15,14 +15,22 @@ SHORT_BLOCKS = 16  # runs of blocks up to here are padded to one length, whateve
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkPart:
-    """A prefill chunk of one sequence over all its blocks."""
+class Tile:
+    """Some of a chunk's queries, and the keys that the last of them sees or the first of them still sees."""
 
     start: int  # packed query tokens [start, stop)
     stop: int
+    first_key: int  # keys [first_key, stop_key) of those that the chunk gathers
+    stop_key: int
+    mask: Tensor  # [(stop - start) * queries_per_kv_head, num_columns], 0 or -inf, over the last columns of the scores
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPart:
+    """A prefill chunk of one sequence over its blocks."""
+
     block_ids: Tensor  # [num_blocks]
-    num_context: int  # keys before the first query
-    masks: tuple[Tensor, ...]  # a tile each: [tile * queries_per_kv_head, tile], 0 or -inf, over the tile's own keys
+    tiles: tuple[Tile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,66 +78,117 @@ class CpuPlan:
 @dataclass(frozen=True, slots=True)
 class _Decode:
     row: int
+    first_key: int  # behind the shared prefix, or the first that a window leaves
     sequence: PagedSequence
     group: PrefixGroup | None
 
-    def own_blocks(self, block_size: int) -> Sequence[int]:
-        first = 0 if self.group is None else self.group.num_blocks
-        return self.sequence.block_ids[first : -(-self.sequence.num_tokens // block_size)]
+    def own_run(self, block_size: int) -> "_Run":
+        first_block = self.first_key // block_size
+        stop_block = -(-self.sequence.num_tokens // block_size)
+        skipped = first_block * block_size
+        return _Run(
+            self.sequence.block_ids[first_block:stop_block],
+            self.first_key - skipped,
+            self.sequence.num_tokens - skipped,
+        )
 
-    def num_own_keys(self, block_size: int) -> int:
-        return self.sequence.num_tokens - (0 if self.group is None else self.group.num_blocks * block_size)
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    block_ids: Sequence[int]
+    first_key: int  # keys [first_key, stop_key) of the blocks' are seen
+    stop_key: int
 
 
-def plan_attention(batch: PagedBatch, queries_per_kv_head: int, dtype: torch.dtype) -> CpuPlan:
-    """Split a step into parts. `queries_per_kv_head` is num_heads / num_kv_heads; `dtype` is the query's."""
+def plan_attention(
+    batch: PagedBatch, queries_per_kv_head: int, dtype: torch.dtype, window: int | None = None
+) -> CpuPlan:
+    """Split a step into parts. `queries_per_kv_head` is num_heads / num_kv_heads; `dtype` is the query's; `window` is
+    that of `ScoreRules`."""
     starts = [0, *accumulate(sequence.num_new for sequence in batch.sequences)]
-    masks = _TileMasks(queries_per_kv_head, dtype)
+    masks = _TileMasks(queries_per_kv_head, dtype, window)
     chunks = []
     decodes: list[tuple[int, PagedSequence]] = []
-    for index, sequence in enumerate(batch.sequences):
+    for start, sequence in zip(starts, batch.sequences, strict=False):
         if sequence.num_new == 1:
-            decodes.append((starts[index], sequence))
-            continue
-        block_ids = torch.tensor(sequence.block_ids[: -(-sequence.num_tokens // batch.block_size)])
-        tiles = masks.of(sequence.num_new)
-        chunks.append(ChunkPart(starts[index], starts[index + 1], block_ids, sequence.num_context, tiles))
-    return CpuPlan(tuple(chunks), _decode_parts(decodes, batch.block_size, dtype))
+            decodes.append((start, sequence))
+        else:
+            chunks.append(_chunk_part(start, sequence, batch.block_size, masks))
+    return CpuPlan(tuple(chunks), _decode_parts(decodes, batch.block_size, dtype, window))
 
 
 class _TileMasks:
-    """Causal masks within a tile, each size made once."""
+    """Masks of tiles: causal, and of a window where it hides something. Each causal one is made once a size."""
 
-    def __init__(self, queries_per_kv_head: int, dtype: torch.dtype) -> None:
+    def __init__(self, queries_per_kv_head: int, dtype: torch.dtype, window: int | None) -> None:
+        self.window = window
         self._per_head = queries_per_kv_head
         self._dtype = dtype
-        self._by_size: dict[int, Tensor] = {}
+        self._causal: dict[int, Tensor] = {}
 
-    def of(self, num_queries: int) -> tuple[Tensor, ...]:
-        """Return the masks of a chunk's tiles."""
-        sizes = [QUERY_TILE] * (num_queries // QUERY_TILE) + [num_queries % QUERY_TILE]
-        return tuple(self._mask(size) for size in sizes if size)
+    def causal(self, size: int) -> Tensor:
+        """Return the mask of `size` queries over their own positions."""
+        if size not in self._causal:
+            self._causal[size] = self._mask(torch.arange(size)[:, None] - torch.arange(size)[None, :])
+        return self._causal[size]
 
-    def _mask(self, size: int) -> Tensor:
-        if size not in self._by_size:
-            queries = torch.arange(size).repeat_interleave(self._per_head)
-            hidden = torch.arange(size)[None, :] > queries[:, None]
-            self._by_size[size] = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
-        return self._by_size[size]
+    def windowed(self, size: int, num_keys: int) -> Tensor:
+        """Return the mask of `size` queries over the `num_keys` keys that end with their own positions."""
+        return self._mask(torch.arange(num_keys - size, num_keys)[:, None] - torch.arange(num_keys)[None, :])
+
+    def _mask(self, distances: Tensor) -> Tensor:
+        hidden = distances < 0
+        if self.window is not None:
+            hidden |= distances >= self.window
+        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+        return mask.repeat_interleave(self._per_head, dim=0)
+
+
+def _chunk_part(start: int, sequence: PagedSequence, size: int, masks: _TileMasks) -> ChunkPart:
+    """Return the part of a sequence whose first query is packed at `start`."""
+    skipped = _first_visible(sequence.num_context, masks.window) // size * size  # keys of blocks that nobody sees
+    tiles = []
+    for first in range(sequence.num_context, sequence.num_tokens, QUERY_TILE):
+        stop = min(first + QUERY_TILE, sequence.num_tokens)
+        first_key = _first_visible(first, masks.window)
+        is_windowed = _first_visible(stop - 1, masks.window) > 0
+        mask = masks.windowed(stop - first, stop - first_key) if is_windowed else masks.causal(stop - first)
+        offset = start - sequence.num_context
+        tiles.append(Tile(first + offset, stop + offset, first_key - skipped, stop - skipped, mask))
+    block_ids = sequence.block_ids[skipped // size : -(-sequence.num_tokens // size)]
+    return ChunkPart(torch.tensor(block_ids), tuple(tiles))
+
+
+def _first_visible(position: int, window: int | None) -> int:
+    return 0 if window is None else max(0, position - window + 1)
 
 
 def _decode_parts(
-    sequences: Sequence[tuple[int, PagedSequence]], size: int, dtype: torch.dtype
+    sequences: Sequence[tuple[int, PagedSequence]], size: int, dtype: torch.dtype, window: int | None
 ) -> tuple[DecodePart, ...]:
-    batch = PagedBatch(tuple(sequence for _, sequence in sequences), size)
-    groups = {index: group for group in find_prefix_groups(batch) for index in group.members}
-    decodes = [_Decode(row, sequence, groups.get(index)) for index, (row, sequence) in enumerate(sequences)]
+    whole: list[_Decode] = []
+    cut: list[_Decode] = []
+    for row, sequence in sequences:
+        first_key = _first_visible(sequence.num_context, window)
+        (cut if first_key else whole).append(_Decode(row, first_key, sequence, None))
+    decodes = cut + _grouped(whole, size)
     parts: list[list[_Decode]] = []
-    for decode in sorted(decodes, key=lambda one: len(one.own_blocks(size)), reverse=True):
-        if not parts or not _fits(len(decode.own_blocks(size)), len(parts[-1][0].own_blocks(size))):
+    lengths = {decode.row: len(decode.own_run(size).block_ids) for decode in decodes}
+    for decode in sorted(decodes, key=lambda one: lengths[one.row], reverse=True):
+        if not parts or not _fits(lengths[decode.row], lengths[parts[-1][0].row]):
             parts.append([])
         parts[-1].append(decode)
     return tuple(_decode_part(sorted(part, key=lambda one: one.row), size, dtype) for part in parts)
+
+
+def _grouped(decodes: Sequence[_Decode], size: int) -> list[_Decode]:
+    """Find the decodes that share a prefix. A window that hides nothing is no hindrance."""
+    batch = PagedBatch(tuple(decode.sequence for decode in decodes), size)
+    groups = {index: group for group in find_prefix_groups(batch) for index in group.members}
+    return [
+        replace(decode, first_key=groups[index].num_blocks * size, group=groups[index]) if index in groups else decode
+        for index, decode in enumerate(decodes)
+    ]
 
 
 def _fits(num_blocks: int, most: int) -> bool:
@@ -152,7 +211,7 @@ def _decode_part(decodes: Sequence[_Decode], size: int, dtype: torch.dtype) -> D
     num_shared_keys = max((part.runs.num_keys for part in shared), default=0)
     return DecodePart(
         rows=torch.tensor([decode.row for decode in decodes]),
-        own=_runs([(d.own_blocks(size), d.num_own_keys(size)) for d in decodes], size, dtype),
+        own=_runs([decode.own_run(size) for decode in decodes], size, dtype),
         shared=shared,
         num_shared_keys=num_shared_keys,
         has_gaps=sum(map(len, members.values())) < len(decodes)
@@ -176,17 +235,18 @@ def _shared_part(
     padded = [members[group] + members[group][-1:] * (most - len(members[group])) for group in groups]
     real = torch.tensor([[place < len(members[group]) for place in range(most)] for group in groups]).flatten()
     return SharedPart(
-        runs=_runs([(blocks_of[g][: g.num_blocks], g.num_blocks * size) for g in groups], size, dtype),
+        runs=_runs([_Run(blocks_of[g][: g.num_blocks], 0, g.num_blocks * size) for g in groups], size, dtype),
         members=torch.tensor(padded).flatten(),
         kept=None if real.all() else real.nonzero().flatten(),
     )
 
 
-def _runs(runs: Sequence[tuple[Sequence[int], int]], size: int, dtype: torch.dtype) -> BlockRuns:
-    """Pad runs of (block ids, number of keys)."""
-    num_blocks = max(len(block_ids) for block_ids, _ in runs)
-    num_keys = torch.tensor([keys for _, keys in runs])
-    hidden = torch.arange(num_blocks * size)[None, :] >= num_keys[:, None]
+def _runs(runs: Sequence[_Run], size: int, dtype: torch.dtype) -> BlockRuns:
+    """Pad runs to the longest."""
+    num_blocks = max(len(run.block_ids) for run in runs)
+    keys = torch.arange(num_blocks * size)[None, :]
+    first_keys, stop_keys = torch.tensor([(run.first_key, run.stop_key) for run in runs]).unsqueeze(-1).unbind(1)
+    hidden = (keys < first_keys) | (keys >= stop_keys)
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[:, None]
-    padded = [[*block_ids, *[block_ids[-1]] * (num_blocks - len(block_ids))] for block_ids, _ in runs]
+    padded = [[*run.block_ids, *[run.block_ids[-1]] * (num_blocks - len(run.block_ids))] for run in runs]
     return BlockRuns(torch.tensor(padded).flatten(), len(runs), num_blocks * size, mask if hidden.any() else None)

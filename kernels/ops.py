@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels import cpu, cpu_plan
 from kernels.cpu_plan import CpuPlan
 from kernels.paged_batch import PagedBatch
+from kernels.score_rules import ScoreRules
 
 if TYPE_CHECKING:
     from kernels.triton_attention import TritonPlan
@@ -19,23 +20,31 @@ AttentionPlan: TypeAlias = Union[CpuPlan, "TritonPlan"]
 
 
 def plan_attention(
-    batch: PagedBatch, *, num_heads: int, num_kv_heads: int, dtype: torch.dtype, device: torch.device
+    batch: PagedBatch,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int | None = None,
 ) -> AttentionPlan:
-    """Prepare one step's attention; the plan serves every layer. `dtype` is that of queries and caches."""
+    """Prepare one step's attention for every layer of that window. `dtype` is that of queries and caches."""
     if device.type == "cpu":
-        return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype)
+        return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, window)
     from kernels import triton_attention
 
     return triton_attention.plan_attention(batch, num_heads // num_kv_heads, dtype, device)
 
 
-def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def paged_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, rules: ScoreRules
+) -> Tensor:
     """Attend over the blocks as planned. Shapes as in `kernels.reference.paged_attention`."""
     if isinstance(plan, CpuPlan):
-        return cpu.paged_attention(query, key_cache, value_cache, plan, scale)
+        return cpu.paged_attention(query, key_cache, value_cache, plan, rules)
     from kernels import triton_attention
 
-    return triton_attention.paged_attention(query, key_cache, value_cache, plan, scale)
+    return triton_attention.paged_attention(query, key_cache, value_cache, plan, rules)
 
 
 def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.paged_batch import PagedBatch
+from kernels.score_rules import ScoreRules
 
 
 def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -18,7 +19,9 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         value_cache[slot // block_size, slot % block_size] = value[token]
 
 
-def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+def paged_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBatch, rules: ScoreRules
+) -> Tensor:
     """Causal attention of packed queries over block tables.
 
     query: [num_tokens, num_heads, head_dim]. Caches: [num_blocks, block_size, num_kv_heads, head_dim]; num_heads is a
@@ -34,10 +37,21 @@ def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, batch
         v = value_cache[blocks].flatten(0, 1)[: sequence.num_tokens].float()
         k = k.repeat_interleave(num_heads // num_kv_heads, dim=1)
         v = v.repeat_interleave(num_heads // num_kv_heads, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        scores = torch.einsum("qhd,khd->hqk", q, k) * rules.scale
+        if rules.softcap is not None:
+            scores = torch.tanh(scores / rules.softcap) * rules.softcap
         positions = torch.arange(sequence.num_tokens, device=query.device)
-        visible = positions[None, :] <= positions[sequence.num_context :, None]
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        distances = positions[sequence.num_context :, None] - positions[None, :]  # [num_new, num_tokens]
+        visible = distances >= 0
+        if rules.window is not None:
+            visible &= distances < rules.window
+            v = v.nan_to_num()  # slots that slid out may hold anything
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if rules.sinks is not None:
+            sinks = rules.sinks.float()[:, None, None].expand(-1, sequence.num_new, 1)
+            weights = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
+        else:
+            weights = scores.softmax(dim=-1)
         outputs.append(torch.einsum("hqk,khd->qhd", weights, v))
         start += sequence.num_new
     return torch.cat(outputs).to(query.dtype)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_batch import PagedBatch
+from kernels.score_rules import ScoreRules
 
 MAX_HEAD_DIM = 256
 MIN_TILE = 16  # the least that a matrix instruction takes of rows, of keys and of a head's elements
@@ -108,12 +109,17 @@ def tile_shape_for(head_dim: int, tile_rows: int, dtype: torch.dtype) -> TileSha
     )
 
 
-def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: TritonPlan, scale: float) -> Tensor:
+def paged_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: TritonPlan, rules: ScoreRules
+) -> Tensor:
     """Attend as the plan says. Shapes as in `kernels.reference.paged_attention`; each head's elements adjoin.
 
     Any strides do that the two caches share, so the layout of blocks is the owner's to choose.
-    Slots that no sequence owns or has written may hold anything, NaN included. Raises ValueError for too wide a head.
+    Slots that no sequence owns or has written may hold anything, NaN included. Raises ValueError for too wide a head,
+    NotImplementedError for rules beyond the scale.
     """
+    if (rules.window, rules.softcap, rules.sinks) != (None, None, None):
+        raise NotImplementedError("the Triton kernel has neither windows nor softcap nor sinks yet")
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     assert query.stride(2) == key_cache.stride(3) == 1
@@ -129,7 +135,7 @@ def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
         value_cache,
         plan.tiles,
         plan.block_tables,
-        scale * math.log2(math.e),
+        rules.scale * math.log2(math.e),
         plan.block_tables.stride(0),
         *output.stride()[:2],
         *query.stride()[:2],

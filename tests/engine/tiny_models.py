@@ -50,6 +50,29 @@ SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma": lambda: transformers.GemmaConfig(**SIZES, head_dim=8),
     "gpt2": lambda: transformers.GPT2Config(**GPT_SIZES, bos_token_id=1, eos_token_id=2),
     "gptj": lambda: transformers.GPTJConfig(**GPT_SIZES, rotary_dim=4, bos_token_id=1, eos_token_id=2),
+    "mistral-window": lambda: transformers.MistralConfig(**SIZES, sliding_window=16),
+    "gemma2": lambda: transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=16, query_pre_attn_scalar=8),
+    "gemma2-softcap": lambda: transformers.Gemma2Config(
+        **SIZES, head_dim=8, layer_types=["full_attention"] * 2, attn_logit_softcapping=2.0
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **SIZES, head_dim=8, sliding_window=16, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "gpt-oss": lambda: transformers.GptOssConfig(
+        **SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=16
+    ),
+    "cohere2": lambda: transformers.Cohere2Config(**SIZES, sliding_window=16),
+    "gpt-neox": lambda: transformers.GPTNeoXConfig(
+        **OLD_SIZES, num_attention_heads=4, intermediate_size=48, max_position_embeddings=CONTEXT
+    ),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24
+    ),
+    "starcoder2": lambda: transformers.Starcoder2Config(**SIZES, sliding_window=16),
+    "glm4": lambda: transformers.Glm4Config(**SIZES, head_dim=8),
+    "phi": lambda: transformers.PhiConfig(**SIZES),
+    "ministral3": lambda: transformers.Ministral3Config(**SIZES, head_dim=8),
+    "smollm3": lambda: transformers.SmolLM3Config(**SIZES),
     "opt": lambda: transformers.OPTConfig(
         **OLD_SIZES, ffn_dim=48, num_attention_heads=4, word_embed_proj_dim=32, max_position_embeddings=CONTEXT
     ),
@@ -57,13 +80,6 @@ SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
 
 # Each would be answered wrongly, and the reason it is refused with.
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
-    "mistral": (lambda: transformers.MistralConfig(**SIZES, sliding_window=16), "uses sliding_window"),
-    "gemma2": (lambda: transformers.Gemma2Config(**SIZES, head_dim=8), "sliding_attention; only full_attention"),
-    "gemma2-full": (
-        lambda: transformers.Gemma2Config(**SIZES, head_dim=8, layer_types=["full_attention"] * 2),
-        "uses softcap",
-    ),
-    "gpt-oss": (lambda: transformers.GptOssConfig(**SIZES, head_dim=8, num_local_experts=4), "only full_attention"),
     "lfm2": (lambda: transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]), "layers are conv"),
     "bloom": (lambda: transformers.BloomConfig(**OLD_SIZES, n_head=4), "no attribute 'max_position_embeddings'"),
     "bloom-with-context": (

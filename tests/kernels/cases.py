@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.paged_batch import PagedBatch, PagedSequence
+from kernels.score_rules import ScoreRules
 
 Shared = tuple[tuple[str, int], ...]  # names of shared runs of blocks and their lengths in tokens, outermost first
 
@@ -39,7 +40,7 @@ class AttentionCase:
     key_cache: Tensor
     value_cache: Tensor
     batch: PagedBatch
-    scale: float
+    rules: ScoreRules
 
 
 HEADS = {
@@ -108,7 +109,7 @@ def build_case(
     caches[:, nobodys] = torch.nan
     query = torch.randn(sum(s.num_new for s in layouts), heads.num_heads, heads.head_dim, generator=generator)
     key_cache, value_cache = caches.to(dtype)
-    return AttentionCase(query.to(dtype), key_cache, value_cache, batch, 0.17)
+    return AttentionCase(query.to(dtype), key_cache, value_cache, batch, ScoreRules(0.17))
 
 
 def _block_table(

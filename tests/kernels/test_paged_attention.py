@@ -1,5 +1,7 @@
 """Paged attention on this machine's processor against its oracle, over odd shapes, sharing and poisoned memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from kernels import ops, reference
 from kernels.paged_batch import PagedBatch
+from kernels.score_rules import ScoreRules
 from tests.kernels.cases import HEADS, LAYOUTS, AttentionCase, SequenceLayout, build_case
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # of outputs that average values drawn from N(0, 1)
@@ -20,12 +23,13 @@ def attend(case: AttentionCase) -> Tensor:
         num_kv_heads=case.key_cache.shape[2],
         dtype=case.query.dtype,
         device=case.query.device,
+        window=case.rules.window,
     )
-    return ops.paged_attention(case.query, case.key_cache, case.value_cache, plan, case.scale)
+    return ops.paged_attention(case.query, case.key_cache, case.value_cache, plan, case.rules)
 
 
 def assert_equals_reference(case: AttentionCase) -> None:
-    expected = reference.paged_attention(case.query, case.key_cache, case.value_cache, case.batch, case.scale)
+    expected = reference.paged_attention(case.query, case.key_cache, case.value_cache, case.batch, case.rules)
     assert expected.isfinite().all()
     found = attend(case)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
@@ -38,6 +42,42 @@ def assert_equals_reference(case: AttentionCase) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_equals_reference(layout: str, heads: str, block_size: int, dtype: torch.dtype) -> None:
     assert_equals_reference(build_case(LAYOUTS[layout], HEADS[heads], block_size, dtype))
+
+
+RULES = {
+    "window-1": ScoreRules(0.17, window=1),
+    "window-20": ScoreRules(0.17, window=20),
+    "window-100": ScoreRules(0.17, window=100),
+    "window-1000": ScoreRules(0.17, window=1000),
+    "softcap": ScoreRules(0.5, softcap=2.0),
+    "sinks": ScoreRules(0.17, sinks=torch.linspace(-2.0, 3.0, 9)),
+    "all": ScoreRules(0.5, window=33, softcap=3.0, sinks=torch.linspace(3.0, -2.0, 9)),
+}
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_equals_reference_under_rules(layout: str, rules: str, block_size: int) -> None:
+    case = build_case(LAYOUTS[layout], HEADS["gqa-64"], block_size, torch.float32)
+    assert_equals_reference(replace(case, rules=RULES[rules]))
+
+
+def test_window_over_a_long_chunk() -> None:
+    """Tiles of which some see all, some a part, some nothing of the context."""
+    case = build_case([SequenceLayout(100, 500), SequenceLayout(700, 1)], HEADS["gqa-64"], 16, torch.float32)
+    assert_equals_reference(replace(case, rules=ScoreRules(0.17, window=150)))
+
+
+def test_what_slid_out_of_the_window_is_not_read() -> None:
+    """Its blocks may have been given to others by then; here they hold NaN."""
+    case = build_case([SequenceLayout(100, 40), SequenceLayout(170, 1)], HEADS["gqa-64"], 4, torch.float32)
+    rules = ScoreRules(0.17, window=24)
+    expected = attend(replace(case, rules=rules))
+    for sequence in case.batch.sequences:
+        gone = list(sequence.block_ids[: (sequence.num_context - 24 + 1) // 4])
+        case.key_cache[gone] = case.value_cache[gone] = torch.nan
+    torch.testing.assert_close(attend(replace(case, rules=rules)), expected, rtol=0, atol=0)
 
 
 layouts = st.lists(
@@ -58,10 +98,19 @@ layouts = st.lists(
 )
 
 
-@given(layouts, st.sampled_from(sorted(HEADS)), st.sampled_from((1, 2, 4, 8, 16)), st.integers(0, 100))
-@settings(max_examples=60, deadline=None)
-def test_equals_reference_on_any_batch(layouts: list[SequenceLayout], heads: str, block_size: int, seed: int) -> None:
-    assert_equals_reference(build_case(layouts, HEADS[heads], block_size, torch.float32, seed))
+@given(
+    layouts,
+    st.sampled_from(sorted(HEADS)),
+    st.sampled_from((1, 2, 4, 8, 16)),
+    st.one_of(st.none(), st.integers(1, 130)),
+    st.integers(0, 100),
+)
+@settings(max_examples=80, deadline=None)
+def test_equals_reference_on_any_batch(
+    layouts: list[SequenceLayout], heads: str, block_size: int, window: int | None, seed: int
+) -> None:
+    case = build_case(layouts, HEADS[heads], block_size, torch.float32, seed)
+    assert_equals_reference(replace(case, rules=ScoreRules(0.17, window=window)))
 
 
 @pytest.mark.parametrize("layout", ["decodes", "mixed", "shared", "nested"])
@@ -70,7 +119,7 @@ def test_one_sequence_that_is_not_finite_spoils_only_itself(layout: str) -> None
     case = build_case((*LAYOUTS[layout], SequenceLayout(20, 1)), HEADS["gqa-64"], 4, torch.float32)
     sequences = list(case.batch.sequences)
     sequences[-1] = type(sequences[-1])([0, *sequences[-1].block_ids[1:]], 20, 1)
-    poisoned = AttentionCase(case.query, case.key_cache, case.value_cache, PagedBatch(tuple(sequences), 4), case.scale)
+    poisoned = AttentionCase(case.query, case.key_cache, case.value_cache, PagedBatch(tuple(sequences), 4), case.rules)
     found, expected = attend(poisoned), attend(case)
     assert found[-1].isnan().all()
     torch.testing.assert_close(found[:-1], expected[:-1], rtol=0, atol=TOLERANCE[torch.float32])
@@ -81,7 +130,7 @@ def test_large_scores_do_not_overflow() -> None:
     case.key_cache.mul_(200.0)
     found = attend(case)
     assert found.isfinite().all()
-    expected = reference.paged_attention(case.query, case.key_cache, case.value_cache, case.batch, case.scale)
+    expected = reference.paged_attention(case.query, case.key_cache, case.value_cache, case.batch, case.rules)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 
 
@@ -98,4 +147,4 @@ def test_query_may_be_a_transposed_view() -> None:
     case = build_case(LAYOUTS["mixed"], HEADS["gqa-40"], 4, torch.float32)
     view = case.query.transpose(0, 1).contiguous().transpose(0, 1)
     assert not view.is_contiguous()
-    assert_equals_reference(AttentionCase(view, case.key_cache, case.value_cache, case.batch, case.scale))
+    assert_equals_reference(AttentionCase(view, case.key_cache, case.value_cache, case.batch, case.rules))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels import ops, reference, triton_attention
 from kernels.paged_batch import PagedBatch, PagedSequence
+from kernels.score_rules import ScoreRules
 from tests.kernels.cases import LAYOUTS, AttentionCase, Heads, build_case
 from tests.kernels.triton_device import triton_device
 
@@ -40,11 +41,11 @@ def plan_for(case: AttentionCase) -> triton_attention.TritonPlan:
 
 
 def attend(case: AttentionCase) -> Tensor:
-    return triton_attention.paged_attention(case.query, case.key_cache, case.value_cache, plan_for(case), case.scale)
+    return triton_attention.paged_attention(case.query, case.key_cache, case.value_cache, plan_for(case), case.rules)
 
 
 def check(case: AttentionCase) -> None:
-    expected = reference.paged_attention(case.query, case.key_cache, case.value_cache, case.batch, case.scale)
+    expected = reference.paged_attention(case.query, case.key_cache, case.value_cache, case.batch, case.rules)
     assert expected.isfinite().all()
     tolerance = TOLERANCES[case.query.dtype]
     torch.testing.assert_close(attend(case), expected, atol=tolerance, rtol=tolerance)
@@ -81,7 +82,7 @@ def test_more_query_heads_than_a_tile_has_rows(layout: str) -> None:
 
 
 def test_large_scores_do_not_overflow() -> None:
-    check(replace(poisoned_case("mixed"), scale=10.0))  # e^240 is beyond float32
+    check(replace(poisoned_case("mixed"), rules=ScoreRules(10.0)))  # e^240 is beyond float32
 
 
 def test_other_cache_layouts() -> None:
@@ -122,7 +123,7 @@ def test_tiles_hold_every_row_once(layout: str, queries_per_kv_head: int) -> Non
 
 def test_ops_follows_the_plan() -> None:
     case = poisoned_case("mixed")
-    output = ops.paged_attention(case.query, case.key_cache, case.value_cache, plan_for(case), case.scale)
+    output = ops.paged_attention(case.query, case.key_cache, case.value_cache, plan_for(case), case.rules)
     assert torch.equal(output, attend(case))
 
 
