@@ -74,17 +74,12 @@ class OutcomeBuilder:
 
         A job that somebody cancelled has none; nor has one whose deadline would have passed by then.
         """
-        error_class = classify(code)
+        error, error_class = (code, message), classify(code)
         if error_class is ErrorClass.INFRASTRUCTURE:
-            if job.must_end:
-                return self.ended_early(job)
-            due_at = self._wall_time(job) + timedelta(seconds=self._backoff.jittered_seconds(job.attempt_count - 1))
-            retry = Retry(due_at, job.retry_count)
-            return self._outcome(job, AttemptState.REQUEUED, error=(code, message), retry=retry)
+            return self._put_off(job, error)
         is_worth_it = error_class is ErrorClass.TRANSIENT and not job.cancel_requested
-        return self._outcome(
-            job, AttemptState.FAILED, error=(code, message), retry=self._next_retry(job) if is_worth_it else None
-        )
+        retry = self._next_retry(job) if is_worth_it else None
+        return self._outcome(job, AttemptState.FAILED, error=error, retry=retry)
 
     def broken(self, job: HeldJob, error: Exception) -> Outcome:
         """Return the outcome of a job that met a fault of ours. It says no more than which; the log has the rest."""
@@ -99,6 +94,14 @@ class OutcomeBuilder:
 
     def handed_back(self, job: HeldJob) -> Outcome:
         return self._outcome(job, AttemptState.REQUEUED)
+
+    def _put_off(self, job: HeldJob, error: tuple[str, str]) -> Outcome:
+        """Return the outcome of a job that is handed back for no fault of its own, and is better not run at once."""
+        if job.must_end:
+            return self.ended_early(job)
+        seconds = self._backoff.jittered_seconds(job.attempt_count - 1)
+        retry = Retry(self._wall_time(job) + timedelta(seconds=seconds), job.retry_count)
+        return self._outcome(job, AttemptState.REQUEUED, error=error, retry=retry)
 
     def _next_retry(self, job: HeldJob) -> Retry | None:
         """Return the retry that a job may spend now, or None."""

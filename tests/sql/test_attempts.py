@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from tests.sql.builders import after, claim_of, outcome_of, stats_of, worker_of
-from worker.attempts import BegunAttempts
+from worker.attempts import BegunAttempt, BegunAttempts
 from worker.database import reading
 from worker.lookups import IDS_PER_STATEMENT, JobDetail
-from worker.records import AttemptState, JobState, Outcome
+from worker.records import AttemptState, JobState, Outcome, Retry
 from worker.store import JobStore
 from worker.tables import AttemptRow, JobRow, JobStatsRow, ResultRow
 
@@ -326,3 +326,43 @@ def test_begin_and_finish_of_the_same_jobs_at_once(store: JobStore) -> None:
     assert not fenced & begun.terminal.keys()
     for job_id in job_ids:
         assert job_of(store, job_id).state is (JobState.RUNNING if job_id in fenced else JobState.DONE)
+
+
+@pytest.mark.parametrize("state", [AttemptState.FAILED, AttemptState.REQUEUED])
+def test_retry_puts_the_job_back_with_its_error_and_count(store: JobStore, state: AttemptState) -> None:
+    claim = claim_of("a", 1)
+    store.begin_attempts([claim], "w1")
+    outcome = replace(outcome_of(claim, state), retry=Retry(after(300.0), 1))
+    for _ in range(2):  # the second is a repetition after a lost reply
+        assert store.finish_attempts([outcome]) == frozenset()
+        job = job_of(store, "a")
+        assert (job.state, job.retry_at, job.retry_count) == (JobState.QUEUED, after(300.0), 1)
+        assert (job.error_code, job.error_message, job.ended_at) == (f"{state}_code", f"it was {state}", None)
+        assert (job.result, job.stats) == (None, None)
+        assert attempt_states(store, "a") == [state]
+
+
+def test_what_a_job_has_spent_is_told_to_its_next_attempt(store: JobStore) -> None:
+    claims = [claim_of("a", epoch) for epoch in (1, 2, 3)]
+    assert store.begin_attempts(claims[:1], "w1").begun == {"a": BegunAttempt(1, 0)}
+    store.finish_attempts([replace(outcome_of(claims[0], AttemptState.FAILED), retry=Retry(after(300.0), 1))])
+    for _ in range(2):  # the second is a repetition after a lost reply
+        assert store.begin_attempts(claims[1:2], "w2").begun == {"a": BegunAttempt(2, 1)}
+        job = job_of(store, "a")
+        assert (job.state, job.retry_at, job.error_code, job.retry_count) == (JobState.RUNNING, None, None, 1)
+    store.finish_attempts([outcome_of(claims[1], AttemptState.REQUEUED)])  # handed back: spends none
+    assert job_of(store, "a").retry_count == 1
+    assert store.begin_attempts(claims[2:], "w1").begun == {"a": BegunAttempt(3, 1)}
+    store.finish_attempts([outcome_of(claims[2], AttemptState.FAILED)])
+    store.mark_retried(["a"])
+    assert job_of(store, "a").retry_count == 0  # sent round again by a person: as if it were new
+
+
+def test_late_retry_is_fenced(store: JobStore) -> None:
+    first, second = claim_of("a", 1), claim_of("a", 2)
+    store.begin_attempts([first], "w1")
+    store.begin_attempts([second], "w2")
+    late = replace(outcome_of(first, AttemptState.FAILED), retry=Retry(after(300.0), 1))
+    assert store.finish_attempts([late]) == {"a"}
+    job = job_of(store, "a")
+    assert (job.state, job.epoch, job.retry_at, job.retry_count) == (JobState.RUNNING, 2, None, 0)
