@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from typing import cast
 
@@ -35,6 +35,7 @@ class RedisJob:
     enqueued_at: datetime | None
     payload: str | None
     problem: str | None
+    due_at: datetime | None = None  # UTC, of a delayed job
 
 
 def find_redis_job(connection: redis.Redis, job_id: str) -> RedisJob | None:
@@ -43,6 +44,7 @@ def find_redis_job(connection: redis.Redis, job_id: str) -> RedisJob | None:
         fields = cast(dict[bytes, bytes], connection.hgetall(f"{RQ_KEY_PREFIX}:job:{job_id}"))
     if not fields:
         return None
+    queue = fields.get(b"origin", b"").decode("utf-8", "replace")
     payload, problem = None, None
     enqueued_at = read_date(fields.get(b"enqueued_at", b""))
     try:
@@ -52,12 +54,22 @@ def find_redis_job(connection: redis.Redis, job_id: str) -> RedisJob | None:
         problem = str(error)
     return RedisJob(
         id=job_id,
-        queue=fields.get(b"origin", b"").decode("utf-8", "replace"),
+        queue=queue,
         state=_state(fields.get(b"status")),
         enqueued_at=enqueued_at,
         payload=payload,
         problem=problem,
+        due_at=_due_at(connection, queue, job_id) if fields.get(b"status") == b"scheduled" else None,
     )
+
+
+def _due_at(connection: redis.Redis, queue: str, job_id: str) -> datetime | None:
+    with redis_errors():
+        score = connection.zscore(f"{RQ_KEY_PREFIX}:scheduled:{queue}", job_id)
+    try:
+        return None if score is None else datetime.fromtimestamp(score, UTC)
+    except (OverflowError, ValueError):
+        return None  # a time that nobody will see
 
 
 def find_redis_states(connection: redis.Redis, job_ids: Iterable[str]) -> Mapping[str, JobState]:

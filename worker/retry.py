@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 import redis
@@ -24,7 +25,9 @@ class RetryOutcome(StrEnum):
     """What became of a request to retry a job."""
 
     RETRIED = "retried"
+    DUE_NOW = "due_now"  # it was waiting out a back-off, which is over now
     WAITING = "waiting"  # it is in its queue already, or running
+    EXPIRED = "expired"  # its deadline has passed
     DONE = "done"
     NO_PROMPT = "no_prompt"  # a dead record that is no prompt job
     UNKNOWN = "unknown"
@@ -33,7 +36,7 @@ class RetryOutcome(StrEnum):
 def retry_jobs(
     store: JobStore, connection: redis.Redis, job_ids: Iterable[str], *, result_ttl_seconds: int
 ) -> Mapping[str, RetryOutcome]:
-    """Queue jobs again under their ids, in SQL and then in Redis, and say what became of each.
+    """Queue jobs again under their ids, in SQL and then in Redis, and say what became of each; a back-off ends at once.
 
     Safe to repeat after a failure in between: a job that is queued in SQL but not in Redis is put there.
     Raises ServiceUnavailable and TryLater as the store and the queue do.
@@ -51,16 +54,27 @@ def _retry(store: JobStore, connection: redis.Redis, job_id: str, result_ttl_sec
         payload = _prompt_of(job)
         if payload is None:
             return RetryOutcome.NO_PROMPT
+        if job.deadline_at is not None and job.deadline_at <= _redis_time(connection):
+            return RetryOutcome.EXPIRED
         store.mark_retried([job_id])
         _enqueue_anew(connection, job, payload, result_ttl_seconds)
         return RetryOutcome.RETRIED
     payload = _prompt_of(job)
     with redis_errors():
         status = connection.hget(f"{RQ_KEY_PREFIX}:job:{job_id}", "status")
+        was_delayed = connection.zadd(f"{RQ_KEY_PREFIX}:scheduled:{job.queue}", {job_id: 1}, xx=True, ch=True)
+    if was_delayed:
+        return RetryOutcome.DUE_NOW
     if job.state is JobState.QUEUED and status not in WAITING_OR_HELD and payload is not None:
         _enqueue_anew(connection, job, payload, result_ttl_seconds)
         return RetryOutcome.RETRIED
     return RetryOutcome.WAITING
+
+
+def _redis_time(connection: redis.Redis) -> datetime:
+    with redis_errors():
+        seconds, microseconds = connection.time()
+    return datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=microseconds)
 
 
 def _enqueue_anew(

@@ -2,14 +2,19 @@
 
 import json
 import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import redis
+from rq import Queue
 
 from tests.cli.conftest import CannedWorker, Run
+from tests.sql.builders import outcome_of
+from worker.queue import Delay
 from worker.queue_access import QueueAccess, TokenDelta
-from worker.records import JobState
+from worker.records import AttemptState, Claim, JobState, Retry
 from worker.store import JobStore
 
 UNKNOWN_ID = "0" * 32
@@ -181,6 +186,76 @@ def test_a_recorded_job_outlives_its_spoilt_queue_record(
     assert json.loads(run("retry", job_id, "--json").stdout) == {job_id: "retried"}
     (claim,) = canned_worker.claim()
     assert (claim.job_id, claim.job.prompt) == (job_id, "a question")
+
+
+def back_off(canned_worker: CannedWorker) -> Claim:
+    """Claim a job, and put it off by an hour after an error."""
+    (claim,) = canned_worker.claim()
+    retry = Retry(datetime.now(UTC) + timedelta(hours=1), 1)
+    canned_worker.store.finish_attempts([replace(outcome_of(claim, AttemptState.FAILED), retry=retry)])
+    canned_worker.queue.delay([Delay(claim, retry)])
+    return claim
+
+
+def test_back_off_is_shown_and_counted_and_ended_by_a_retry(run: Run, canned_worker: CannedWorker) -> None:
+    job_id = submit(run)
+    back_off(canned_worker)
+    shown = run("show", job_id).stdout
+    for words in ("queued", "retry due", "retries spent  1", "failed_code: it was failed", "Attempts:"):
+        assert words in shown
+    (row,) = json.loads(run("status", "--json").stdout)["queues"]
+    assert (row["waiting"], row["delayed"]) == (0, 1)
+    assert "delayed" in run("status").stdout
+    retried = run("retry", job_id)
+    assert (retried.exit_code, "its back-off is over" in retried.stdout) == (0, True)
+    assert canned_worker.queue.enqueue_due(["default"]).moved == (job_id,)
+    assert canned_worker.answer("fine") == 1
+
+
+def test_back_off_is_cancelled(run: Run, canned_worker: CannedWorker, store: JobStore) -> None:
+    job_id = submit(run)
+    back_off(canned_worker)
+    assert run("cancel", job_id).exit_code == 0
+    detail = store.job(job_id)
+    assert detail is not None
+    assert (detail.state, detail.retry_at) == (JobState.CANCELLED, None)
+    assert canned_worker.queue.enqueue_due(["default"]).next_in_seconds is None
+
+
+def test_job_that_rq_delayed_is_shown_with_its_time(run: Run, empty_queue: redis.Redis) -> None:
+    queue = Queue("default", connection=empty_queue, serializer="json")
+    job = queue.enqueue_in(timedelta(hours=1), "pagemill.prompt", {"prompt": "later"})
+    shown = run("show", job.id).stdout
+    assert "due" in shown
+    assert "later" in shown
+
+
+def test_deadline_is_kept_and_a_job_past_it_is_not_retried(
+    run: Run, canned_worker: CannedWorker, store: JobStore
+) -> None:
+    job_id = submit(run, "in time", "--deadline", "10m", "--max-retries", "5")
+    payload = json.loads(json.loads(run("show", job_id, "--json").stdout)["payload"])
+    assert (
+        timedelta(minutes=9) < datetime.fromisoformat(payload["deadline"]) - datetime.now(UTC) < timedelta(minutes=11)
+    )
+    assert payload["max_retries"] == 5
+    line = json.dumps({"prompt": "too late", "deadline": "2001-01-01T00:00:00Z"})
+    late = run("submit", "--jsonl", "-", stdin=line).stdout.strip()
+    canned_worker.answer(None, "the deadline passed")
+    detail = store.job(late)
+    assert detail is not None
+    assert detail.deadline_at == datetime(2001, 1, 1, tzinfo=UTC)
+    refused = run("retry", late)
+    assert (refused.exit_code, "its deadline has passed" in refused.stdout) == (1, True)
+    assert store.states([late]) == {late: JobState.FAILED}
+
+
+@pytest.mark.parametrize("deadline", ["soon", "2001-01-01T00:00", "99999999999d", "-5m"])
+def test_deadline_that_is_none_is_refused(run: Run, deadline: str) -> None:
+    result = run("submit", "x", f"--deadline={deadline}")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: Invalid value for '--deadline'")
+    assert deadline in result.stderr
 
 
 def test_tail_of_a_done_job_prints_the_stored_output(run: Run, canned_worker: CannedWorker) -> None:

@@ -7,6 +7,7 @@ import redis
 from rq.command import send_stop_job_command
 from rq.job import Job, JobStatus
 
+from engine.config import EngineConfig
 from tests.worker.fakes import ENDLESS, ScriptedRunner, encode, eventually, make_flow, running, sql_outage
 from worker.client import submit
 from worker.jobs import PromptJob
@@ -81,6 +82,22 @@ def test_cancel_while_it_is_tokenized(connection: redis.Redis, sqlite_store: Job
         worker.stop()
     assert not runner.generations
     assert len(encoded) == 1
+
+
+def test_cancel_while_it_waits_within_the_engine(connection: redis.Redis, sqlite_store: JobStore) -> None:
+    one_at_a_time = EngineConfig(num_blocks=4096, max_model_len=16_384, block_size=16, max_num_seqs=1, token_budget=64)
+    runner = ScriptedRunner(step_seconds=0.001)
+    jobs = [{"prompt": f"{ENDLESS} {name}", "max_tokens": 16_000} for name in ("first", "waiting")]
+    first, waiting = submit(connection, jobs)
+    flow = make_flow(connection, sqlite_store, runner, config=one_at_a_time)
+    with running(flow) as worker:
+        eventually(lambda: len(flow._held) == 2 and all(job.request is not None for job in flow._held.all()))
+        eventually(lambda: runner.generations)
+        assert QueueAccess(connection).cancel(waiting).outcome is CancelOutcome.CANCELLING
+        assert_cancelled(connection, sqlite_store, waiting)
+        assert sqlite_store.states([first]) == {first: JobState.RUNNING}
+        worker.stop_at_once()
+    assert dict(runner.generations) == {f"{ENDLESS} first": 1}
 
 
 def test_cancel_after_it_finished_changes_nothing(

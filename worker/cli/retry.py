@@ -16,7 +16,9 @@ from worker.settings import load_settings
 
 WORDS = {
     RetryOutcome.RETRIED: "queued again",
+    RetryOutcome.DUE_NOW: "its back-off is over: it is tried again now",
     RetryOutcome.WAITING: "waits or runs already",
+    RetryOutcome.EXPIRED: "its deadline has passed; submit it anew",
     RetryOutcome.DONE: "is done; nothing to retry",
     RetryOutcome.NO_PROMPT: "its record is no prompt job; submit it anew",
     RetryOutcome.UNKNOWN: "unknown job",
@@ -28,7 +30,8 @@ WORDS = {
 @service_options
 @json_option
 def retry(job_ids: tuple[str, ...], as_json: bool, **flags: Any) -> None:
-    """Queue jobs again that failed, were cancelled or were dead-lettered; they keep their ids and attempts.
+    """Queue jobs again that failed, were cancelled or were dead-lettered; they keep their ids and attempts. A job
+    that waits out a back-off is tried again at once.
 
     Exits 1 when some job could not be queued again.
 
@@ -43,5 +46,5 @@ def retry(job_ids: tuple[str, ...], as_json: bool, **flags: Any) -> None:
         print_json(outcomes)
     else:
         print_table("Retried", ("job", "outcome"), [(job_id, WORDS[outcome]) for job_id, outcome in outcomes.items()])
-    if not set(outcomes.values()) <= {RetryOutcome.RETRIED, RetryOutcome.WAITING}:
+    if not set(outcomes.values()) <= {RetryOutcome.RETRIED, RetryOutcome.DUE_NOW, RetryOutcome.WAITING}:
         sys.exit(ExitCode.JOBS_FAILED)

@@ -55,7 +55,14 @@ def show(job_id: str, output_only: bool, as_json: bool, **flags: Any) -> None:
 
 
 def _print_redis_job(job: RedisJob) -> None:
-    fields = {"id": job.id, "state": job.state, "queue": job.queue, "enqueued": job.enqueued_at, "problem": job.problem}
+    fields = {
+        "id": job.id,
+        "state": job.state,
+        "queue": job.queue,
+        "enqueued": job.enqueued_at,
+        "due": job.due_at,
+        "problem": job.problem,
+    }
     print_fields("Job", {name: value for name, value in fields.items() if value is not None})
     _print_prompt(job.payload)
 
