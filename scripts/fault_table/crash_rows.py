@@ -29,7 +29,9 @@ def kill_mid_batch(trial: Trial) -> None:
     for seed in range(trial.scale.num_seeds):
         random = Random(seed)
         trial.report(f"seed {seed + 1} of {trial.scale.num_seeds}")
-        with trial.world(server=seed, postgresql=bool(seed % 2), failpoints=STEP_SLEEP) as world:
+        with trial.world(
+            server=seed, postgresql=bool(seed % 2) and trial.has_postgresql, failpoints=STEP_SLEEP
+        ) as world:
             world.submit(*prompts(232, random=random))
             worker = world.start_worker()
             wanted = random.randint(1, 60)
@@ -122,15 +124,16 @@ def cut_off(trial: Trial) -> None:
     settings: dict[str, Any] = {"lease_seconds": lease, "beat_seconds": lease / 6, "sweep_seconds": lease / 6}
     with trial.world(max_jobs=8, **settings) as world:
         with proxying(str(world.server.socket), world.folder / "p") as proxy:
-            world.submit(*prompts(16, max_tokens=60))
-            slow = f"before_step=sleep:{lease * 2.2 / 60:.3f}"  # its jobs end when the lease has run out
+            world.submit(*prompts(8, max_tokens=30))
+            slow = f"before_step=sleep:{lease * 2.2 / 30:.3f}"  # its jobs end when the lease has run out
             first = world.start_worker(redis_url=proxy.url, failpoints=slow)
             world.wait_for(lambda: world.count(JobState.RUNNING) == 8, "8 jobs run")
             proxy.cut()
             cut_at = time.monotonic()
-            world.start_worker(failpoints=f"before_step=sleep:{lease * 3 / 60:.3f}", max_jobs=32)
+            world.start_worker(failpoints=f"before_step=sleep:{lease * 2 / 30:.3f}", max_jobs=32)
             world.wait_for(lambda: time.monotonic() - cut_at > outage, "the outage is over", outage + 1)
             proxy.mend()
+            world.submit(*prompts(8, max_tokens=30))
             world.wait_for_ends()
             trial.check(first.exit_code is None, "the worker that was cut off has ended")
         stale = world.tally().stale

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import redis
+
+from worker.queue_scripts import load_script
 
 _COMMAND_HEADER = re.compile(rb"\*\d+\r\n\$\d+\r\n")
 
@@ -80,6 +85,12 @@ def proxying(target: Address, address: Path | tuple[str, int]) -> Iterator[Proxy
             proxy.cut()
             server.shutdown()
             thread.join()
+
+
+def lose_reply_to(proxy: Proxy, connection: redis.Redis, script_name: str) -> None:
+    """Lose the reply to the next call of one of the queue's scripts; the server knows the script, so it is run."""
+    digest: Any = connection.script_load(load_script(script_name))
+    proxy.lose_replies_to.append(digest if isinstance(digest, bytes) else digest.encode())
 
 
 class _Handler(socketserver.BaseRequestHandler):

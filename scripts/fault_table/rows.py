@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from scripts.fault_table.full_disk import NoDisk
 from scripts.fault_table.postgresql import NoServer
 from scripts.fault_table.tally import Tally, count_left
 from scripts.fault_table.world import RowFailed, World, Worlds
@@ -50,6 +51,11 @@ class Trial:
                 self.tally += world.tally()
             left = count_left(world.connection)
             self.check(not left, f"the queue still holds {left} entries")
+
+    @property
+    def has_postgresql(self) -> bool:
+        """Whether there is a PostgreSQL server, for rows that can do without one."""
+        return self.worlds.has_postgresql
 
     def check(self, holds: object, problem: str) -> None:
         """Note a problem unless something holds."""
@@ -114,7 +120,7 @@ def run_row(row: Row, trial: Trial) -> RowResult:
     missing = None
     try:
         row.run(trial)
-    except NoServer as error:
+    except (NoServer, NoDisk) as error:
         missing = str(error)
     except RowFailed as error:
         trial.problems.append(str(error))

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Engine, make_url
 
 from scripts.fault_table.nursery import Nursery, WorkerProcess
-from scripts.fault_table.postgresql import connect_to_server, create_database, drop_database
+from scripts.fault_table.postgresql import NoServer, connect_to_server, create_database, drop_database
 from scripts.fault_table.redis_server import RedisServer, running_server
 from scripts.fault_table.tally import Tally, count_jobs, count_left
 from worker import schema
-from worker.client import enqueue, prepare
+from worker.client import enqueue, prepare, submit
 from worker.database import open_database
 from worker.recording import opened_recorder
 from worker.records import JobState
@@ -47,6 +47,7 @@ class World:
     nursery: Nursery
     database: Engine
     connection: redis.Redis
+    stack: ExitStack  # of what lives as long as the world
     accepted: list[str] = field(default_factory=list)
     workers: list[WorkerProcess] = field(default_factory=list)
 
@@ -61,6 +62,26 @@ class World:
             for ids in enqueue(connection or self.connection, prepare(jobs), recorder=recorder):
                 self.accepted += ids
         return tuple(self.accepted[before:])
+
+    def submit_unrecorded(self, *jobs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Submit jobs to Redis only; they count as accepted."""
+        ids = submit(self.connection, jobs)
+        self.accepted += ids
+        return ids
+
+    @property
+    def sqlite_file(self) -> Path:
+        database = make_url(self.database_url).database
+        assert database is not None, "it is SQLite"
+        return Path(database)
+
+    def move_sqlite(self, folder: Path) -> None:
+        """Move the database elsewhere; before anybody uses it."""
+        self.database.dispose()
+        self.database_url = f"sqlite:///{shutil.move(self.sqlite_file, folder)}"
+        self.database = open_database(self.database_url)
+        self.stack.callback(self.database.dispose)
+        self.environ = {**self.environ, "PAGEMILL_DATABASE_URL": self.database_url}
 
     def start_worker(self, *flags: str, **settings: object) -> WorkerProcess:
         """Start `pagemill worker`; `settings` go before those of the world."""
@@ -164,7 +185,7 @@ class Worlds:
             stack.callback(database.dispose)
             connection = stack.enter_context(closing(server.connect()))
             environ = self._environ(folder, server.url, url, settings)
-            world = World(folder, server, url, environ, self._nursery, database, connection)
+            world = World(folder, server, url, environ, self._nursery, database, connection, stack)
             stack.callback(world.kill_workers)
             yield world
         shutil.rmtree(folder, ignore_errors=True)
@@ -183,6 +204,14 @@ class Worlds:
     @property
     def _postgresql_template(self) -> str:
         return f"pagemill_faults_{os.getpid()}"
+
+    @property
+    def has_postgresql(self) -> bool:
+        try:
+            self._postgresql_server()
+        except NoServer:
+            return False
+        return True
 
     def _postgresql_server(self) -> Engine:
         """Connect once, and make a migrated database to copy."""

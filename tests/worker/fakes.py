@@ -16,11 +16,9 @@ from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
 from engine.request import RequestError
 from engine.scheduler import SchedulerOutput
-from scripts.fault_table.proxy import Proxy
 from worker.fleet import WorkerRecord
 from worker.flow import Flow, ServedModel
 from worker.jobs import PromptJob
-from worker.queue_scripts import load_script
 from worker.settings_model import Settings
 from worker.store import JobStore
 from worker.tables import utc_now
@@ -189,12 +187,6 @@ def sql_outage(path: Path) -> Iterator[None]:
         holder.execute("BEGIN IMMEDIATE")
         yield
         holder.execute("ROLLBACK")
-
-
-def lose_reply_to(proxy: Proxy, connection: redis.Redis, script_name: str) -> None:
-    """Lose the reply to the next call of one of the queue's scripts; the server knows the script, so it is run."""
-    digest: Any = connection.script_load(load_script(script_name))
-    proxy.lose_replies_to.append(digest if isinstance(digest, bytes) else digest.encode())
 
 
 def eventually(condition: Callable[[], object], what: str = "the condition holds") -> None:

@@ -14,14 +14,13 @@ import redis
 from rq.job import Job, JobStatus
 from sqlalchemy.exc import IntegrityError
 
-from scripts.fault_table.proxy import Proxy
+from scripts.fault_table.proxy import Proxy, lose_reply_to
 from tests.worker.fakes import (
     ENDLESS,
     ScriptedRunner,
     ScriptError,
     answer,
     eventually,
-    lose_reply_to,
     make_flow,
     running,
     sql_outage,

@@ -3,9 +3,7 @@
 This is row 13 of the fault table.
 """
 
-import hashlib
 import random
-import re
 import sys
 from collections import Counter
 from typing import Any
@@ -13,15 +11,14 @@ from typing import Any
 import pytest
 import redis
 
+from scripts.fault_table.mutations import MUTATIONS, has_ended_by_its_own_word, real_record, sql_id
 from tests.worker.fakes import ScriptedRunner, eventually, make_flow, running
-from tests.worker.mutations import MUTATIONS, real_record
 from worker.client import submit
 from worker.records import TERMINAL_STATES, JobState
 from worker.store import JobStore
 
 NUM_SPOILT = 1_000
 NUM_GOOD = 50
-ENDED_STATUSES = {b"finished", b"failed", b"canceled", b"stopped"}
 
 
 @pytest.mark.parametrize(
@@ -57,16 +54,3 @@ def test_no_record_ends_a_worker(queue_connection: redis.Redis, store: JobStore)
     assert min(Counter(states.values())[state] for state in (JobState.DONE, JobState.DEAD)) > NUM_SPOILT // 10
     assert connection.keys("pagemill:leases:*") == []
     assert "this" not in sys.modules  # what the pickles and the foreign functions would have imported
-
-
-def sql_id(job_id: bytes) -> str:
-    """Return the id under which SQL knows a job: that of a record which cannot have a row is made from its own."""
-    is_possible = re.fullmatch(rb"[A-Za-z0-9_-]{1,128}", job_id)
-    return job_id.decode() if is_possible else f"invalid-{hashlib.sha1(job_id).hexdigest()}"
-
-
-def has_ended_by_its_own_word(connection: Any, job_id: bytes) -> bool:
-    """Tell whether a job was queued without a record, or with one that says that it has ended."""
-    key = b"rq:job:" + job_id
-    kind = connection.type(key)
-    return kind == b"none" or (kind == b"hash" and connection.hget(key, "status") in ENDED_STATUSES)

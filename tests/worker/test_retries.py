@@ -10,8 +10,8 @@ from rq import Queue, Retry
 from rq.job import Job, JobStatus
 from rq.registry import ScheduledJobRegistry
 
-from scripts.fault_table.proxy import Proxy
-from tests.worker.fakes import answer, decode, eventually, lose_reply_to, make_flow, running
+from scripts.fault_table.proxy import Proxy, lose_reply_to
+from tests.worker.fakes import answer, decode, eventually, make_flow, running
 from worker.client import submit
 from worker.errors import TryLater
 from worker.lookups import JobDetail

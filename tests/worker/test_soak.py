@@ -10,13 +10,12 @@ import pytest
 import redis
 from rq.job import Job, JobStatus
 
-from scripts.fault_table.proxy import Proxy
+from scripts.fault_table.proxy import Proxy, lose_reply_to
 from tests.worker.fakes import (
     Running,
     ScriptedRunner,
     answer,
     eventually,
-    lose_reply_to,
     make_flow,
     running,
     sql_outage,

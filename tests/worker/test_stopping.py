@@ -7,8 +7,8 @@ import pytest
 import redis
 from rq.command import send_shutdown_command
 
-from scripts.fault_table.proxy import Proxy
-from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, lose_reply_to, make_flow, running, sql_outage
+from scripts.fault_table.proxy import Proxy, lose_reply_to
+from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running, sql_outage
 from worker.client import submit
 from worker.errors import TryLater
 from worker.records import AttemptState, JobState

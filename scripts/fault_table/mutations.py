@@ -4,10 +4,12 @@ Every mutation writes what belongs to one job id, pushes the id to its queue and
 `random.Random`, so that a failure can be run again.
 """
 
+import hashlib
 import json
 import math
 import pickle
 import random
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,6 +43,7 @@ STATUSES = (
     *(b"banana", b"", b"\xff\xfe", b"Status.QUEUED", b"queued\n"),
     *(b"started", b"deferred", b"scheduled", b"finished", b"failed", b"canceled", b"stopped"),
 )
+ENDED_STATUSES = {b"finished", b"failed", b"canceled", b"stopped"}
 PAYLOAD_FIELDS = (
     *("prompt", "messages", "system", "raw", "model", "tenant", "share_prefix", "batch_id", "batch_size", "custom_id"),
     *("metadata", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop"),
@@ -243,3 +246,16 @@ def real_record(connection: redis.Redis, job_id: str) -> Record:
     record: Any = connection.hgetall(f"rq:job:{job_id}")
     assert record, "the record to mutate"
     return dict(record)
+
+
+def sql_id(job_id: bytes) -> str:
+    """Return the id under which SQL knows a job: that of a record which cannot have a row is made from its own."""
+    is_possible = re.fullmatch(rb"[A-Za-z0-9_-]{1,128}", job_id)
+    return job_id.decode() if is_possible else f"invalid-{hashlib.sha1(job_id).hexdigest()}"
+
+
+def has_ended_by_its_own_word(connection: Any, job_id: bytes) -> bool:
+    """Tell whether a job was queued without a record, or with one that says that it has ended."""
+    key = b"rq:job:" + job_id
+    kind = connection.type(key)
+    return kind == b"none" or (kind == b"hash" and connection.hget(key, "status") in ENDED_STATUSES)
