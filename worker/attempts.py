@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, collate, func, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, collate, func, insert, null, select, update
 
 from worker.database import upserting
 from worker.job_changes import HAS_NOT_ENDED, SubmittedJob, add_batches, submitted_columns
@@ -150,12 +150,10 @@ def _upsert_running(connection: Connection, rows: list[dict[str, Any]]) -> dict[
         set_={
             **{name: excluded[name] for name in replaced},
             "attempt_count": JobRow.attempt_count + 1,
-            "error_code": None,
-            "error_message": None,
             "enqueued_at": func.coalesce(JobRow.enqueued_at, excluded.enqueued_at),
             "started_at": func.coalesce(JobRow.started_at, excluded.started_at),
-            "ended_at": None,
-            "retry_at": None,
+            # Not None: SQLAlchemy would take it for a parameter, and write row by row.
+            **dict.fromkeys(("error_code", "error_message", "ended_at", "retry_at"), null()),
         },
         where=and_(JobRow.epoch < excluded.epoch, HAS_NOT_ENDED),
     ).returning(JobRow.id, JobRow.attempt_count, JobRow.retry_count)
