@@ -97,6 +97,10 @@ class Claimer:
 
         self._suspects.end_duty()
 
+    def waits_for_limits(self) -> bool:
+        """Tell whether jobs of these queues are parked: they will be claimable by themselves. Raises as `claim`."""
+        return self._queue.has_parked(self._queues)
+
     def sweep(self) -> None:
         """Let the jobs of workers that died or fell silent go on, suspects apart from the others. Raises as `claim`."""
         # First our own leases: after a pause of this process they may have run out too, and need not.

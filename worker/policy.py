@@ -5,6 +5,7 @@ A Redis that was wiped has forgotten both; everything else survives restarts of 
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,9 +15,9 @@ import redis
 from worker.connection import redis_errors
 from worker.errors import PagemillError
 from worker.jobs import IDENTIFIER
+from worker.queue_access import PAUSED_KEY
 from worker.queue_scripts import QueueScripts
 
-PAUSED_KEY = "pagemill:paused"
 EVERYONE = "*"  # the limit of each tenant that has none of its own
 MAX_RUNNING = 1_000_000
 MAX_PER_MINUTE = 1_000_000  # Redis keeps the time of each of the last minute's starts
@@ -51,6 +52,11 @@ class TenantStatus:
     started: int  # in the last minute, as far as they count against per_minute
     parked: Mapping[str, int]  # queue -> jobs that wait for the limit
 
+    @property
+    def num_parked(self) -> int:
+        """Jobs that wait for the limit, over all queues."""
+        return sum(self.parked.values())
+
 
 class QueuePolicy:
     """Sets and reads the policy. Errors of every method: those of `redis_errors`."""
@@ -74,6 +80,10 @@ class QueuePolicy:
         with redis_errors():
             names: Any = self._connection.smembers(PAUSED_KEY)
         return frozenset(name.decode("utf-8", "replace") for name in names)
+
+    def parked(self) -> Mapping[str, int]:
+        """Return how many jobs of each queue wait for their tenants' limits; queues without any are left out."""
+        return sum((Counter(status.parked) for status in self.tenants()), Counter())
 
     def limit(self, tenant: str, limit: TenantLimit) -> None:
         """Set a tenant's limit, or with `EVERYONE` that of all who have none of their own. Jobs that run already count.

@@ -26,7 +26,7 @@ from rq.serializers import JSONSerializer
 from worker.claim_replies import Claimed, ReadRecord, read_reply
 from worker.connection import redis_errors
 from worker.errors import PagemillError, ServiceUnavailable
-from worker.queue_access import CANCELLING_KEY, FAILURE_TTL_SECONDS, QueueAccess
+from worker.queue_access import CANCELLING_KEY, FAILURE_TTL_SECONDS, PAUSED_KEY, QueueAccess
 from worker.queue_records import read_record
 from worker.queue_scripts import script_commands
 from worker.records import AttemptState, Claim, DeadRecord, FunctionClaim, Lease, Retry
@@ -125,6 +125,15 @@ class JobQueue(QueueAccess):
         parked = _gone(claims, self._scripts.call("tell", [self.lease_seconds, *arguments]))
         kept = tuple(claim for claim in claimed.claims if claim.execution_id not in parked)
         return replace(claimed, claims=kept, num_parked=len(parked))
+
+    def has_parked(self, queues: Sequence[str]) -> bool:
+        """Tell whether jobs of queues that are not paused wait for their tenants' limits."""
+        with redis_errors(), self.connection.pipeline(transaction=False) as pipeline:
+            pipeline.smismember(PAUSED_KEY, list(queues))
+            for queue in queues:
+                pipeline.exists(f"pagemill:parked:{queue}")
+            paused, *parked = pipeline.execute()
+        return any(exists and not is_paused for exists, is_paused in zip(parked, paused, strict=True))
 
     def extend(self, claims: Iterable[Claim]) -> frozenset[str]:
         """Renew leases for `lease_seconds` from now. Returns the execution ids of those that are gone: the job was

@@ -22,6 +22,7 @@ MAX_BLOCK_MS = 4_000  # below the socket's time-out
 
 CANCELLING_KEY = "pagemill:cancelling"
 WATCHED_KEY = "pagemill:watched"
+PAUSED_KEY = "pagemill:paused"
 
 
 class CancelOutcome(StrEnum):

@@ -144,7 +144,7 @@ class PagemillWorker(FunctionWorker):
                 self._try_chore("maintenance", self.run_maintenance_tasks)
             try:
                 num_taken = drain.claimer.claim()
-                is_over = burst and was_empty and not num_taken and not drain.delayed.in_reach()
+                is_over = burst and was_empty and not num_taken and not self._more_will_come(drain)
             except (ServiceUnavailable, TryLater) as error:
                 if not is_down:
                     logger.warning("claims stop: %s", error)
@@ -159,6 +159,11 @@ class PagemillWorker(FunctionWorker):
                 return
             if not num_taken:
                 drain.held.wait_for_change(IDLE_POLL_SECONDS)
+
+    def _more_will_come(self, drain: Drain) -> bool:
+        """Tell whether jobs that nobody can claim now will be claimable by themselves: delayed ones that are due soon,
+        and those that wait for their tenants' limits. Raises ServiceUnavailable or TryLater."""
+        return drain.delayed.in_reach() or drain.claimer.waits_for_limits()
 
     def finish_held(self, drain: Drain, drain_seconds: float) -> None:
         """Wait until nothing is held, the time is up, a second request to stop came or a thread died."""

@@ -43,7 +43,10 @@ def test_help_imports_no_command() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["submit", "status", "show", "cancel", "retry", "report", "plan", "db current", "doctor", "config show"],
+    [
+        *("submit", "status", "show", "cancel", "retry", "report", "plan", "db current", "doctor", "config show"),
+        *("pause", "resume", "tenant list"),
+    ],
 )
 def test_commands_that_print_data_offer_json(name: str) -> None:
     assert "--json" in CliRunner().invoke(cli, [*name.split(), "--help"]).output

@@ -1,64 +1,62 @@
-"""Who shares whose prefix cache: a job that does not ask to share hits its own tenant's blocks and no others."""
+"""Limits by tenant through the whole flow: a worker runs what they allow, and all of it in the end."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from rq import Queue
 
-from tests.worker.fakes import CONFIG, make_flow
+from engine.request import RequestError
+from engine.scheduler import SchedulerOutput
+from scripts.fault_table.proxy import Proxy
+from tests.worker.fakes import ScriptedRunner, lose_reply_to, make_flow, running
 from worker.client import submit
-from worker.errors import InvalidJob
-from worker.jobs import parse_job
+from worker.policy import QueuePolicy, TenantLimit
+from worker.records import JobState
 from worker.store import JobStore
 
-NUM_SHARED_BLOCKS = 4
-SHARED = "the same beginning of every prompt. ".ljust(NUM_SHARED_BLOCKS * CONFIG.block_size, ".")
-TENANTS = ("default", "acme", "rival")
+
+@dataclass
+class CountingRunner(ScriptedRunner):
+    """Notes the most requests of each tenant that ever shared a step."""
+
+    most: Counter[str] = field(default_factory=Counter)
+
+    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+        self.most |= Counter(share.request.tenant for share in plan.scheduled)
+        return super().run(plan)
 
 
-def hits(connection: redis.Redis, store: JobStore, jobs: list[tuple[str, bool]]) -> list[int]:
-    """Run jobs of (tenant, share_prefix) one after the other on one worker; return each one's prefix_hit_tokens."""
-    ids = submit(
-        connection,
-        (
-            {"prompt": f"{SHARED}{number}", "tenant": tenant, "share_prefix": shares, "max_tokens": 1}
-            for number, (tenant, shares) in enumerate(jobs)
-        ),
-    )
-    make_flow(connection, store, max_jobs=1).run(burst=True)
-    found = []
-    for job_id in ids:
-        detail = store.job(job_id)
-        assert detail is not None
-        assert detail.stats is not None
-        found.append(detail.stats.prefix_hit_tokens)
-    return found
+def test_two_bursts_run_limited_jobs_to_the_end(queue_connection: redis.Redis, store: JobStore) -> None:
+    QueuePolicy(queue_connection).limit("acme", TenantLimit(max_running=2))
+    ids = submit(queue_connection, [{"prompt": f"acme {number}", "tenant": "acme"} for number in range(12)])
+    ids += submit(queue_connection, [f"other {number}" for number in range(12)])
+    runners = [CountingRunner(), CountingRunner()]
+    flows = [make_flow(queue_connection, store, runner, name=f"w{n}") for n, runner in enumerate(runners)]
+    with running(flows[0], burst=True) as first, running(flows[1], burst=True) as second:
+        first.wait()
+        second.wait()
+    assert set(store.states(ids).values()) == {JobState.DONE}
+    assert all(runner.most["acme"] <= 2 for runner in runners)
+    assert set((runners[0].generations + runners[1].generations).values()) == {1}
+    assert queue_connection.keys("pagemill:parked:*") == []
+    assert queue_connection.keys("pagemill:slots") == []
 
 
-def test_tenants_hit_each_others_blocks_only_where_both_ask_to(connection: redis.Redis, sqlite_store: JobStore) -> None:
-    whole = NUM_SHARED_BLOCKS * CONFIG.block_size
-    jobs = {
-        ("acme", False): 0,
-        ("rival", False): 0,  # it must not see that acme was here
-        ("default", False): 0,
-        ("acme", True): 0,  # the common cache is another one than its own
-        ("rival", True): whole,
-        ("default", True): whole,
-    }
-    assert hits(connection, sqlite_store, [*jobs, *jobs]) == [*jobs.values(), *(whole for _ in jobs)]
-
-
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(jobs=st.lists(st.tuples(st.sampled_from(TENANTS), st.booleans()), min_size=1, max_size=8))
-def test_a_hit_tells_of_the_same_salt_only(
-    connection: redis.Redis, sqlite_store: JobStore, jobs: list[tuple[str, bool]]
+@pytest.mark.parametrize("lost", [(), ("claim",), ("tell",), ("claim", "tell")])
+def test_jobs_of_a_producer_with_nothing_but_rq_are_limited(
+    connection: redis.Redis, proxy: Proxy, proxied: redis.Redis, sqlite_store: JobStore, lost: tuple[str, ...]
 ) -> None:
-    salts = ["common" if shares else f"of {tenant}" for tenant, shares in jobs]
-    expected = [salt in salts[:place] for place, salt in enumerate(salts)]
-    assert [bool(tokens) for tokens in hits(connection, sqlite_store, jobs)] == expected
-
-
-@pytest.mark.parametrize("tenant", ["", " ", "a b", "\0", "x" * 129, "ä"])
-def test_no_tenant_can_take_the_common_caches_name(tenant: str) -> None:
-    with pytest.raises(InvalidJob, match="tenant: "):
-        parse_job({"prompt": "x", "tenant": tenant})
+    """Whose a job is, its worker says after the claim; whichever reply is lost, the limit holds and no job is."""
+    QueuePolicy(connection).limit("default", TenantLimit(max_running=1))
+    queue = Queue("default", connection=connection, serializer="json")
+    ids = [queue.enqueue("pagemill.prompt", {"prompt": f"job {number}"}).id for number in range(8)]
+    for name in lost:
+        lose_reply_to(proxy, connection, name)
+    runner = CountingRunner()
+    make_flow(proxied, sqlite_store, runner).run(burst=True)
+    assert proxy.lose_replies_to == []
+    assert set(sqlite_store.states(ids).values()) == {JobState.DONE}
+    assert (runner.most["default"], set(runner.generations.values())) == (1, {1})

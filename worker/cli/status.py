@@ -18,6 +18,7 @@ from worker.cli.tables import draw_table, print_table
 from worker.errors import PagemillError
 from worker.fleet import WorkerDetail
 from worker.lookups import BatchProgress
+from worker.policy import QueuePolicy
 from worker.queue_access import QueueAccess
 from worker.records import JobState
 from worker.redis_jobs import find_redis_states, queue_names
@@ -28,16 +29,18 @@ from worker.store import JobStore
 SILENT_BEATS = 3  # heartbeats that a running worker may miss before it is shown as silent
 WORKER_HOURS = 24  # how long a worker that stopped or fell silent is shown
 
-QUEUE_COLUMNS = ("queue", "waiting", "running", "delayed", "done", "failed", "cancelled", "dead")
+QUEUE_COLUMNS = ("queue", "paused", "waiting", "parked", "running", "delayed", "done", "failed", "cancelled", "dead")
 WORKER_COLUMNS = ("worker", "state", "model", "device", "jobs done", "failed", "output tokens", "last heard of")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """One queue: waiting, running and delayed are Redis's, the rest is SQL's."""
+    """One queue: what has not ended is Redis's to tell, the rest SQL's."""
 
     queue: str
+    paused: bool
     waiting: int
+    parked: int  # their tenants are at their limits
     running: int
     delayed: int  # until their time comes, or a back-off is over
     done: int
@@ -120,11 +123,16 @@ def take_snapshot(settings: Settings, access: QueueAccess, store: JobStore, batc
     if batch and progress is None:
         raise PagemillError(f"no batch {batch} has been seen by a worker yet")
     ended = {(count.queue, count.state): count.jobs for count in store.state_counts()}
-    names = sorted({*queue_names(access.connection), *settings.queues, *(queue for queue, _ in ended)})
+    seen = {*queue_names(access.connection), *(queue for queue, _ in ended)}
+    policy = QueuePolicy(access.connection)
+    paused, parked = policy.paused(), policy.parked()
+    names = sorted({*seen, *settings.queues, *paused})
     queues = tuple(
         QueueStatus(
             queue=name,
+            paused=name in paused,
             waiting=counts.waiting,
+            parked=parked.get(name, 0),
             running=counts.running,
             delayed=counts.delayed,
             done=ended.get((name, JobState.DONE), 0),

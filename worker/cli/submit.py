@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import click
+import redis
 
 from worker.cli.options import QueueName, Until, json_option, service_options
 from worker.cli.output import message, print_json
@@ -24,6 +25,7 @@ from worker.cli.prompts import (
 from worker.cli.queues import opened_queue
 from worker.cli.waiting import print_ends
 from worker.errors import ExitCode, InvalidJob
+from worker.policy import QueuePolicy
 from worker.recording import recorder_of
 from worker.settings import load_settings
 from worker.submission import CHUNK_JOBS, NewJob, enqueue
@@ -110,10 +112,17 @@ def submit(
             _print_ids(chunks, num_jobs)
         else:
             collections.deque(chunks, maxlen=0)
+            _mention_pause(connection, settings.queues[0])
             failed = print_ends(connection, names, as_json=as_json)
             if failed:
                 message(f"{failed} of {num_jobs} jobs failed")
                 sys.exit(ExitCode.JOBS_FAILED)
+
+
+def _mention_pause(connection: redis.Redis, queue: str) -> None:
+    """Say why somebody who waits for jobs may wait for long."""
+    if queue in QueuePolicy(connection).paused():
+        message(f"queue {queue} is paused: its jobs start when somebody resumes it (pagemill resume {queue})")
 
 
 def _check(read: ReadJobs, defaults: Mapping[str, Any]) -> int:
