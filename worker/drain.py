@@ -16,6 +16,9 @@ class Claims(Protocol):
     def sweep(self) -> None:
         """Queue again what a silent worker holds."""
 
+    def waits_for_limits(self) -> bool:
+        """Tell whether a burst is to wait for jobs whose tenants are at their limits."""
+
 
 class Delays(Protocol):
     """What brings delayed jobs."""

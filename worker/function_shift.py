@@ -81,6 +81,10 @@ class FunctionClaimer:
             logger.warning("job %s: its worker fell silent; it runs again, apart", job_id)
         self._suspects.seek_duty([queue.name for queue in self._served()])
 
+    def waits_for_limits(self) -> bool:
+        """Plain functions have no tenants."""
+        return False
+
     def hand_back(self) -> None:
         """Requeue what still runs, and what came with a lost reply."""
         self._queue.requeue(self._worker.hand_back_functions())

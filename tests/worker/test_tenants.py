@@ -10,8 +10,8 @@ from rq import Queue
 
 from engine.request import RequestError
 from engine.scheduler import SchedulerOutput
-from scripts.fault_table.proxy import Proxy
-from tests.worker.fakes import ScriptedRunner, lose_reply_to, make_flow, running
+from scripts.fault_table.proxy import Proxy, lose_reply_to
+from tests.worker.fakes import ScriptedRunner, make_flow, running
 from worker.client import submit
 from worker.policy import QueuePolicy, TenantLimit
 from worker.records import JobState
