@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from worker.appetite import Appetite
 from worker.attempts import BegunAttempts
 from worker.claim_replies import Claimed
-from worker.crash_journal import Journal
+from worker.duty import SuspectDuty
 from worker.errors import ServiceUnavailable, TryLater
 from worker.failpoints import Failpoints, Point
 from worker.held import HeldJob, HeldJobs
@@ -18,7 +18,6 @@ from worker.queue import Acknowledgement, JobQueue
 from worker.records import AttemptState, Claim, DeadRecord, JobState
 from worker.rq_functions import FunctionWorker
 from worker.store import JobStore
-from worker.suspects import DeadWorker, Suspects
 
 ATTEMPT_STATES = {
     JobState.DONE: AttemptState.DONE,
@@ -40,8 +39,7 @@ class Claimer:
         held: HeldJobs,
         queues: Sequence[str],
         appetite: Appetite,
-        suspects: Suspects,
-        journal: Journal,
+        duty: SuspectDuty,
         functions: FunctionWorker,
         take: Callable[[HeldJob], None],
         lose: Callable[[HeldJob], None],
@@ -55,8 +53,7 @@ class Claimer:
         self._held = held
         self._queues = tuple(queues)
         self._appetite = appetite
-        self._suspects = suspects
-        self._journal = journal
+        self._duty = duty
         self._functions = functions
         self._take = take
         self._lose = lose
@@ -94,8 +91,7 @@ class Claimer:
         if self._reply_lost:
             claimed = self._fetch()
             self._queue.requeue([*claimed.claims, *claimed.functions])
-
-        self._suspects.end_duty()
+        self._duty.end()
 
     def waits_for_limits(self) -> bool:
         """Tell whether jobs of these queues are parked: they will be claimable by themselves. Raises as `claim`."""
@@ -105,27 +101,19 @@ class Claimer:
         """Let the jobs of workers that died or fell silent go on, suspects apart from the others. Raises as `claim`."""
         # First our own leases: after a pause of this process they may have run out too, and need not.
         self._queue.extend(job.claim for job in self._held.all())
-        self._functions.renew_functions(self._queue, self._suspects)
-        self._journal.take_over(self._release)
+        self._functions.renew_functions(self._queue, self._duty.suspects)
+        self._duty.take_over()
         for job_id in self._queue.sweep(self._queues):
             logger.warning("job %s: its worker fell silent; it runs again, apart", job_id)
-        self._suspects.seek_duty(self._queues)
-
-    def _release(self, dead: DeadWorker) -> None:
-        released = self._suspects.abandon(dead)
-        logger.warning(
-            "worker %s died (%s): %d of its jobs wait again, %d were at work and run apart",
-            dead.name,
-            dead.kind if dead.signal is None else f"signal {dead.signal}",
-            len(released.waiting),
-            len(released.suspects),
-        )
+        self._duty.seek()
 
     def _may_claim(self) -> bool:
         """Tell whether there is something to claim, and room for it; beside a group of suspects nothing may run."""
         if self._reply_lost:
             return True
-        return not len(self._held) if self._suspects.duty is not None else self._num_wanted() >= 1
+        if self._duty.is_on:
+            return self._duty.may_claim() and not self._functions.execution_ids()
+        return self._num_wanted() >= 1
 
     def _num_wanted(self) -> int:
         """Return how many jobs to claim now: what the engine can soon use, or threads for functions that are free,
@@ -144,8 +132,8 @@ class Claimer:
                 claimed = self._queue.recover([*known, *self._functions.execution_ids()])
             else:
                 # A duty that ends claims nothing: the queues come next, within the same call.
-                claimed = self._suspects.claim()
-                if self._suspects.duty is None:
+                claimed = self._duty.claim()
+                if not self._duty.is_on:
                     claimed = self._queue.claim(self._queues, self._num_wanted())
         except (ServiceUnavailable, TryLater):
             self._reply_lost = True

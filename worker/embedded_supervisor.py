@@ -130,7 +130,7 @@ class Supervisor:
             stdout=sys.stderr,
             stderr=sys.stderr,
             pass_fds=(server_lock,),
-            preexec_fn=_follow_parent(),
+            preexec_fn=follow_parent(),
         )
         pause = 0.002
         while ask(self._socket_path) is not Answer.READY:
@@ -191,7 +191,7 @@ class Supervisor:
             os.read(self._wakeup_reader, 1024)
 
 
-def _follow_parent() -> Callable[[], None]:
+def follow_parent() -> Callable[[], None]:
     """Return the function that, in the forked child, ties its life to this process."""
     parent = os.getpid()
     prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None

@@ -27,6 +27,7 @@ from worker.connection import redis_errors
 from worker.crash_journal import Journal, NoJournal
 from worker.delayed import DelayedJobs
 from worker.drain import Drain
+from worker.duty import SuspectDuty
 from worker.engine_loop import Abort, EngineLoop, Stop
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
 from worker.failpoints import Failpoints, parse_faults
@@ -139,8 +140,9 @@ class Flow:
         }
         self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
         appetite = Appetite(self._held, model.engine.config, model.engine.status)
+        duty = SuspectDuty(suspects, journal, self._held, settings.queues, self._give_back)
         self._claimer = Claimer(
-            *(job_queue, store, self._held, settings.queues, appetite, suspects, journal),
+            *(job_queue, store, self._held, settings.queues, appetite, duty),
             *(self.worker, self._intake.put, self._lose, failpoints),
         )
 
@@ -277,6 +279,10 @@ class Flow:
         if job is not None:
             job.cancel_requested = True
             self._loop.send(Abort(job.claim.execution_id))
+
+    def _give_back(self, job: HeldJob) -> None:
+        self._persister.put(self._outcomes.handed_back(job))
+        self._lose(job)
 
     def _lose(self, job: HeldJob) -> None:
         job.lost = True

@@ -22,7 +22,7 @@ class Place(StrEnum):
     """Where a job is."""
 
     ABSENT = "absent"
-    WAITING = "waiting"  # in its queue, or wherever RQ keeps delayed and dependent jobs
+    WAITING = "waiting"  # in its queue, parked or suspected beside it, or where RQ keeps delayed and dependent jobs
     HELD = "held"  # an execution is alive
     ADRIFT = "adrift"  # it should wait or run, but no queue and no execution has it
     CANCELLED = "cancelled"
@@ -82,26 +82,35 @@ class QueuePlaces:
 
     def _is_listed(self, job_id: str, queue: str) -> bool:
         if queue not in self._lists:
-            self._lists[queue] = array("Q", sorted(self._read_list(queue)))
+            self._lists[queue] = array("Q", sorted(map(_number, self._read_waiting(queue))))
         listed, number = self._lists[queue], _number(job_id.encode())
         place = bisect_left(listed, number)
         return place < len(listed) and listed[place] == number
 
-    def _read_list(self, queue: str) -> Iterator[int]:
-        """Yield a number for each waiting id: eight bytes a job is what a million of them may cost here.
+    def _read_waiting(self, queue: str) -> Iterator[bytes]:
+        """Yield the ids of all that waits for a claim from this queue."""
+        yield from self._read_list(f"{RQ_KEY_PREFIX}:queue:{queue}")
+        parked = f"pagemill:parked:{queue}"
+        with redis_errors():
+            tenants = cast(list[bytes], self._connection.zrange(parked, 0, -1))
+        for tenant in tenants:
+            yield from self._read_list(f"{parked}:{tenant.decode('utf-8', 'replace')}")
+        for group in self._read_list(f"pagemill:suspects:{queue}"):
+            yield from group.split()
 
-        From the tail: places that are counted from there do not move when jobs are claimed or put back at the head.
-        """
+    def _read_list(self, key: str) -> Iterator[bytes]:
+        """Yield a list's entries, the last ones first: places that are counted from the tail do not move when jobs are
+        claimed, or put back at the head."""
         stop = -1
         while True:
             with redis_errors():
-                page = self._connection.lrange(f"{RQ_KEY_PREFIX}:queue:{queue}", stop - LIST_PAGE + 1, stop)
-            job_ids = cast(list[bytes], page)
-            yield from map(_number, job_ids)
-            if len(job_ids) < LIST_PAGE:
+                page = cast(list[bytes], self._connection.lrange(key, stop - LIST_PAGE + 1, stop))
+            yield from page
+            if len(page) < LIST_PAGE:
                 return
             stop -= LIST_PAGE
 
 
 def _number(job_id: bytes) -> int:
+    """Return what stands for an id: eight bytes a job is what a million of them may cost here."""
     return int.from_bytes(blake2b(job_id, digest_size=8).digest())

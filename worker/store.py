@@ -5,7 +5,7 @@ from datetime import datetime
 
 from sqlalchemy import Engine
 
-from worker import attempts, fleet, job_changes, lookups, unfinished
+from worker import attempt_ends, attempts, fleet, job_changes, lookups, unfinished
 from worker.attempts import BegunAttempts
 from worker.database import reading, writing
 from worker.fleet import WorkerCounters, WorkerDetail, WorkerRecord
@@ -36,12 +36,12 @@ class JobStore:
             return attempts.begin(connection, claims, worker_name)
 
     def finish_attempts(self, outcomes: Sequence[Outcome]) -> frozenset[str]:
-        """Write the attempts' ends; return the ids of jobs that were fenced. See `attempts.finish`.
+        """Write the attempts' ends; return the ids of jobs that were fenced. See `attempt_ends.finish`.
 
         Call it only after `begin_attempts` returned for the same claims: an attempt that never began is fenced.
         """
         with writing(self._engine) as connection:
-            return attempts.finish(connection, outcomes)
+            return attempt_ends.finish(connection, outcomes)
 
     # Jobs outside an attempt.
 

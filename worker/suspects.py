@@ -2,7 +2,7 @@
 
 Suspects wait in groups beside their queue. One worker per queue is on suspect duty at a time: it claims nothing else,
 lets its held jobs end, and runs one group after the other with nothing beside it. The others go on meanwhile. The duty
-itself protects nothing: two workers that run a group each do no harm.
+itself protects nothing: two workers that run a group each do no harm. See `worker.duty`.
 """
 
 import math
@@ -59,7 +59,7 @@ class Suspects:
         """`read` is that of the worker's `JobQueue`."""
         self._scripts = QueueScripts(connection)
         self._worker_name = worker_name
-        self._lease_seconds = lease_seconds
+        self.lease_seconds = lease_seconds
         self._read = read
         self._duty: str | None = None
 
@@ -80,11 +80,11 @@ class Suspects:
         arguments = [part for claim in claims for part in (claim.queue, claim.job_id, claim.execution_id)]
         return tuple(Absolution(code) for code in self._scripts.call("absolve", arguments)) if arguments else ()
 
-    def seek_duty(self, queues: Sequence[str]) -> None:
-        """Go on duty where suspects wait and nobody is on duty, unless on duty already."""
-        if self._duty is None:
-            reply = self._scripts.call("seek_duty", [self._worker_name, self._duty_seconds, *queues])
-            self._duty = None if reply is None else reply.decode()
+    def seek_duty(self, queues: Sequence[str]) -> bool:
+        """Go on duty where suspects wait and nobody else is on duty. Returns whether this worker is on duty now."""
+        reply = self._scripts.call("seek_duty", [self._worker_name, self._duty_seconds, *queues])
+        self._duty = None if reply is None else reply.decode()
+        return reply is not None
 
     def renew_duty(self) -> None:
         """Stay on duty for another lease's time. From any thread."""
@@ -105,7 +105,7 @@ class Suspects:
             return NOTHING_CLAIMED
         token = uuid4().hex[:24]
         reply: Sequence[Sequence[Any]] = self._scripts.call(
-            "claim_suspects", [self._worker_name, self._lease_seconds, token, self._duty]
+            "claim_suspects", [self._worker_name, self.lease_seconds, token, self._duty]
         )
         if not reply:
             self.end_duty()
@@ -113,7 +113,7 @@ class Suspects:
 
     @property
     def _duty_seconds(self) -> int:
-        return math.ceil(self._lease_seconds)
+        return math.ceil(self.lease_seconds)
 
 
 def _decoded(ids: Sequence[bytes]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import redis
 from sqlalchemy import Engine, func, select
 
-from worker.attempts import FENCED
+from worker.attempt_ends import FENCED
 from worker.database import reading
 from worker.lookups import chunked
 from worker.records import TERMINAL_STATES, AttemptState, JobState

@@ -87,7 +87,7 @@ class World:
         """Start `pagemill worker`; `settings` go before those of the world."""
         changed = {f"PAGEMILL_{name.upper()}": str(value) for name, value in settings.items()}
         log = self.folder / f"worker-{len(self.workers) + 1}.log"
-        worker = self.nursery.start(["worker", *flags], {**self.environ, **changed}, self.folder, log)
+        worker = self.nursery.start(["worker", "--no-restart", *flags], {**self.environ, **changed}, self.folder, log)
         self.workers.append(worker)
         return worker
 

@@ -96,7 +96,7 @@ class Machine:
         log = self.folder / f"worker-{time.monotonic_ns()}.log"
         with log.open("w") as file:
             process = subprocess.Popen(
-                self.command("worker"),
+                self.command("worker", "--no-restart"),  # so that a signal to this process is one to the worker
                 env=self.environ,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,

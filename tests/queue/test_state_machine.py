@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -20,9 +21,9 @@ from hypothesis.stateful import (
 from tests.queue.suspicion import claim_suspects, suspect_groups
 from worker.client import submit
 from worker.crashes import CrashKind
-from worker.queue import Acknowledgement, JobQueue
+from worker.queue import Acknowledgement, Delay, JobQueue
 from worker.queue_access import CancelOutcome
-from worker.records import AttemptState, Claim
+from worker.records import AttemptState, Claim, Retry
 from worker.suspects import Absolution, DeadWorker, Released, Suspects
 
 QUEUES = ("high", "low")
@@ -40,16 +41,22 @@ class Model:
     held: dict[str, list[Claim]] = field(default_factory=lambda: {name: [] for name in WORKERS})
     expired: set[str] = field(default_factory=set)  # execution ids whose lease ran out, unswept
     stale: list[tuple[str, Claim]] = field(default_factory=list)  # worker, claim whose lease is gone
+    delayed: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in QUEUES})
+    last_delayed: dict[str, str] = field(default_factory=dict)  # job id -> execution id
+    cancelling: set[str] = field(default_factory=set)  # job ids that a worker was asked to cancel
     ended: dict[str, str] = field(default_factory=dict)  # job id -> registry
     queue_of: dict[str, str] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
 
     def give_back(self, claims: list[Claim]) -> None:
         for claim in sorted(claims, key=lambda claim: (claim.epoch, claim.execution_id), reverse=True):
-            if claim.job_id in self.crashes:
-                self.suspects[claim.queue].insert(0, [claim.job_id])
-            else:
-                self.waiting[claim.queue].insert(0, claim.job_id)
+            self.put_at_head(claim.queue, claim.job_id)
+
+    def put_at_head(self, queue: str, job_id: str) -> None:
+        if job_id in self.crashes:
+            self.suspects[queue].insert(0, [job_id])
+        else:
+            self.waiting[queue].insert(0, job_id)
 
     def suspect(self, claims: list[Claim]) -> None:
         """Make suspects of one worker's jobs."""
@@ -196,6 +203,35 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.held[worker].remove(claim)
             self.model.expired.discard(claim.execution_id)
             self.model.ended[claim.job_id] = REGISTRIES[state]
+            self.model.cancelling.discard(claim.job_id)
+
+    @rule(worker=st.sampled_from(WORKERS), data=st.data(), seconds=st.sampled_from([-1, 3600]))
+    def delay(self, worker: str, data: st.DataObject, seconds: int) -> None:
+        put_off = [claim for claim in self.model.held[worker] if data.draw(st.booleans())]
+        due_at = datetime.now(UTC) + timedelta(seconds=seconds)
+        delays = [Delay(claim, Retry(due_at, data.draw(st.integers(0, 3)))) for claim in put_off]
+        for _ in range(data.draw(st.integers(1, 2))):
+            assert self.queues[worker].delay(delays) == frozenset()
+        self.model.let_go(worker, put_off)
+        for claim in put_off:
+            self.model.last_delayed[claim.job_id] = claim.execution_id
+            if seconds < 0 or claim.job_id in self.model.cancelling:
+                self.model.put_at_head(claim.queue, claim.job_id)
+            else:
+                self.model.delayed[claim.queue].append(claim.job_id)
+
+    @rule(worker=st.sampled_from(WORKERS), data=st.data())
+    def enqueue_due(self, worker: str, data: st.DataObject) -> None:
+        due: list[str] = []
+        for queue, delayed in self.model.delayed.items():
+            for job_id in data.draw(st.lists(st.sampled_from(delayed), unique=True)) if delayed else []:
+                self.connection.zadd(f"rq:scheduled:{queue}", {job_id: float(len(due))}, xx=True)
+                due.append(job_id)
+                delayed.remove(job_id)
+                self.model.put_at_head(queue, job_id)
+        moved = self.queues[worker].enqueue_due(QUEUES)
+        assert moved.moved == tuple(due)
+        assert (moved.next_in_seconds is not None) == any(self.model.delayed.values())
 
     @rule(worker=st.sampled_from(WORKERS), data=st.data())
     def requeue(self, worker: str, data: st.DataObject) -> None:
@@ -205,11 +241,16 @@ class QueueMachine(RuleBasedStateMachine):
         self.model.give_back(given)
 
     @precondition(lambda self: self.model.stale)
-    @rule(data=st.data(), verb=st.sampled_from(["extend", "requeue", "acknowledge"]))
+    @rule(data=st.data(), verb=st.sampled_from(["extend", "requeue", "acknowledge", "delay"]))
     def use_a_stale_claim(self, data: st.DataObject, verb: str) -> None:
         worker, claim = data.draw(st.sampled_from(self.model.stale))
         queue = self.queues[worker]
-        if verb == "acknowledge":
+        if verb == "delay":
+            gone = queue.delay([Delay(claim, Retry(datetime.now(UTC), 1))])
+            if self.model.last_delayed.get(claim.job_id) == claim.execution_id:
+                assert gone == frozenset()  # a repetition of the call that put the job off
+                return
+        elif verb == "acknowledge":
             gone = queue.acknowledge([Acknowledgement(claim, AttemptState.DONE, {"text": "stale"})])
         else:
             gone = queue.extend([claim]) if verb == "extend" else queue.requeue([claim])
@@ -220,20 +261,25 @@ class QueueMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         job_id = data.draw(st.sampled_from(list(self.model.queue_of)))
         outcome = self.queues["worker-1"].cancel(job_id).outcome
-        waiting = self.model.waiting[self.model.queue_of[job_id]]
-        if job_id in waiting:
-            assert outcome is CancelOutcome.CANCELLED_WAITING
-            waiting.remove(job_id)
-            self.model.ended[job_id] = "canceled"
-        elif any(job_id in group for groups in self.model.suspects.values() for group in groups if group) and (
+        queue = self.model.queue_of[job_id]
+        for place in (self.model.waiting[queue], self.model.delayed[queue]):
+            if job_id in place:
+                assert outcome is CancelOutcome.CANCELLED_WAITING
+                place.remove(job_id)
+                self.model.ended[job_id] = "canceled"
+                self.model.cancelling.discard(job_id)
+                return
+        if any(job_id in group for groups in self.model.suspects.values() for group in groups if group) and (
             job_id not in self.model.ended
         ):
             assert outcome is CancelOutcome.CANCELLED_WAITING  # it stays in its group, which passes it over
             self.model.ended[job_id] = "canceled"
+            self.model.cancelling.discard(job_id)
         elif job_id in self.model.ended:
             assert outcome is CancelOutcome.NOT_CANCELLABLE
         else:
             assert outcome is CancelOutcome.CANCELLING
+            self.model.cancelling.add(job_id)
             assert job_id in self.queues["worker-1"].cancelling()
 
     @invariant()
@@ -245,6 +291,8 @@ class QueueMachine(RuleBasedStateMachine):
         for name in QUEUES:
             assert self._list(connection.lrange(f"rq:queue:{name}", 0, -1)) == self.model.waiting[name]
             assert suspect_groups(connection, name) == self.model.suspects[name]
+            delayed = self._list(connection.zrange(f"rq:scheduled:{name}", 0, -1))
+            assert sorted(delayed) == sorted(self.model.delayed[name])
             leases = self._list(connection.zrange(f"pagemill:leases:{name}", 0, -1))
             assert sorted(leases) == sorted(self._list(connection.zrange(f"rq:wip:{name}", 0, -1)))
             assert sorted(leases) == sorted(

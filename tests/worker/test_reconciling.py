@@ -14,6 +14,7 @@ from sqlalchemy import update
 
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import NewJob, enqueue, prepare
+from worker.crashes import CrashKind
 from worker.database import open_database, writing
 from worker.fleet import WorkerRecord
 from worker.outcomes import acknowledgement
@@ -24,6 +25,7 @@ from worker.reconciling import PAGE_JOBS, DryRun, Finding, RealRepairs, Reconcil
 from worker.recording import opened_recorder
 from worker.records import AttemptState, Claim, JobState, Outcome
 from worker.store import JobStore
+from worker.suspects import DeadWorker, Suspects
 from worker.tables import JobRow, WorkerRow
 
 QUEUE = "rq:queue:default"
@@ -261,6 +263,23 @@ def test_a_started_record_that_sql_never_saw_is_put_back(connection: redis.Redis
     connection.hset(f"rq:job:{job.id}", "status", "started")
     assert reconcile() == {Finding.ADOPTED: 1}
     assert waiting(connection) == [job.id]
+
+
+def test_parked_and_suspected_jobs_are_where_they_should_be(
+    connection: redis.Redis, submit: Any, reconcile: Any
+) -> None:
+    connection.hset("pagemill:limits", "acme", json.dumps({"max_running": 1}))
+    submit(*({"prompt": "x", "tenant": "acme"} for _ in range(3)), "suspected")
+    queue = JobQueue(connection, "w", 60.0)
+    first, suspected = queue.claim(["default"], 4).claims
+    dead = DeadWorker("w", CrashKind.DEATH, None, frozenset({suspected.execution_id}))
+    Suspects(connection, "w2", 60.0).abandon(dead)
+    assert connection.llen("pagemill:suspects:default") == 1
+    before = {key: connection.dump(key) for key in connection.scan_iter()}
+    assert reconcile(DryRun()) == {Finding.QUEUED: 4}
+    assert reconcile() == {Finding.QUEUED: 4}
+    assert {key: connection.dump(key) for key in connection.scan_iter()} == before
+    assert first.job.tenant == "acme"
 
 
 def test_a_producers_late_write_finds_its_jobs_rebuilt(

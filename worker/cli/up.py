@@ -1,5 +1,6 @@
 """`pagemill up`: everything on one machine, in one command."""
 
+import sys
 from typing import Any
 
 import click
@@ -7,16 +8,19 @@ import click
 from worker import schema
 from worker.cli.logs import configure_logging
 from worker.cli.panel import live_panel
-from worker.cli.worker import settings_options, start_worker
+from worker.cli.supervised import flag_arguments, restart_option, run_supervised
+from worker.cli.worker import check_worker, settings_options, start_worker
 from worker.settings import load_settings
 
 
 @click.command()
+@restart_option
 @settings_options
-def up(**flags: Any) -> None:
+def up(restart: bool, **flags: Any) -> None:
     """Run the queue, the migrations and a worker, and show what happens in a live panel.
 
-    The embedded queue starts unless --redis-url is set, and the database is brought up to date. Ctrl-C drains.
+    The embedded queue starts unless --redis-url is set, and the database is brought up to date. A worker whose
+    process dies is started again. Ctrl-C drains.
 
     \b
     Example:
@@ -24,5 +28,8 @@ def up(**flags: Any) -> None:
     """
     settings = load_settings(flags)
     configure_logging(settings.log_level)
+    if restart:
+        check_worker(settings)
+        sys.exit(run_supervised(settings, ["up", "--no-restart", *flag_arguments(flags)]))
     schema.upgrade(settings.sql_url())
     start_worker(settings, burst=False, panel=live_panel)

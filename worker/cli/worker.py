@@ -1,6 +1,7 @@
 """`pagemill worker`: drain the queues."""
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -8,6 +9,7 @@ import click
 
 from worker.cli.logs import configure_logging
 from worker.cli.panel import burst_bar, no_panel
+from worker.cli.supervised import flag_arguments, restart_option, run_supervised
 from worker.errors import ConfigurationError
 from worker.extras import require_extra
 from worker.progress import Panel
@@ -42,25 +44,30 @@ def settings_options(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def start_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
-    """Run a worker in this process until it is stopped or, in a burst, until the queues are empty.
+    """Run a worker in this process until it is stopped or, in a burst, until the queues are empty. Raises what
+    `check_worker` and `run_worker` raise."""
+    check_worker(settings)
+    importlib.import_module(SERVICE).run_worker(settings, burst=burst, panel=panel)
 
-    Raises ConfigurationError when no model is set or the engine is not installed, and what `run_worker` raises.
-    """
+
+def check_worker(settings: Settings) -> None:
+    """Raise ConfigurationError when no model is set or the engine is not installed."""
     if settings.model is None:
         raise ConfigurationError("model: none is set; name one with --model or PAGEMILL_MODEL")
     for package in ("torch", "transformers"):
         require_extra(package, "a worker")
-    importlib.import_module(SERVICE).run_worker(settings, burst=burst, panel=panel)
 
 
 @click.command()
 @click.option("--burst", is_flag=True, help="End when all is done: nothing waits, is held or backs off.")
+@restart_option
 @settings_options
-def worker(burst: bool, **flags: Any) -> None:
+def worker(burst: bool, restart: bool, **flags: Any) -> None:
     """Run a worker: claim jobs, run many of them at once, write their results to SQL.
 
     SIGTERM or Ctrl-C drains: held jobs are finished for --drain-seconds, then handed back. A second signal hands back
-    at once.
+    at once. A worker whose process dies (a fault of the device, no memory left) is started again, and the jobs that it
+    was computing then run apart from the others until it is known which one ends workers; see `pagemill dead`.
 
     \b
     Examples:
@@ -69,4 +76,8 @@ def worker(burst: bool, **flags: Any) -> None:
     """
     settings = load_settings(flags)
     configure_logging(settings.log_level)
+    if restart:
+        check_worker(settings)
+        mode = ["--burst"] if burst else []
+        sys.exit(run_supervised(settings, ["worker", "--no-restart", *mode, *flag_arguments(flags)]))
     start_worker(settings, burst=burst, panel=burst_bar if burst else no_panel)

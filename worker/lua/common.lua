@@ -185,25 +185,6 @@ local function holds(queue, job_id, execution_id, epoch)
     return not TERMINAL[fields[1]] and fields[2] == execution_id and (not epoch or fields[3] == epoch)
 end
 
--- Put a job whose delay is over into its queue, as RQ's scheduler does. One that is retried keeps its `enqueued_at`, for
--- its wait began then, and goes to the head: it has had its turn.
-local function enqueue(queue, job_id)
-    local job = job_key(job_id)
-    local fields = call('HMGET', job, 'pagemill_retries', 'enqueue_at_front', 'enqueue_at_front_on_retry', 'ended_at', 'ttl')
-    local ran_before = fields[4] and fields[4] ~= ''
-    local at_front = fields[1] or fields[2] == '1' or (fields[3] == '1' and ran_before)
-    call('HSET', job, 'status', 'queued', 'origin', queue)
-    if not fields[1] then
-        call('HSET', job, 'enqueued_at', now_utc())
-    end
-    local ttl = read_ttl(fields[5], 0)
-    if ttl > 0 then
-        call('EXPIRE', job, ttl)
-    end
-    call('SADD', PREFIX .. ':queues', queue_key(queue))
-    call(at_front and 'LPUSH' or 'RPUSH', queue_key(queue), job_id)
-end
-
 -- Tell whether an execution of the job is alive: a lease of ours, or one of RQ's own workers.
 local function is_held(job_id)
     local fields = call('HMGET', job_key(job_id), 'pagemill_execution', 'pagemill_queue')
@@ -230,6 +211,29 @@ local function make_waiting(queue, job_id)
         call('EXPIRE', job, ttl)
     end
     call('SADD', PREFIX .. ':queues', queue_key(queue))
+end
+
+-- Put a job whose delay is over into its queue, as RQ's scheduler does. One that is retried keeps its `enqueued_at`, for
+-- its wait began then, and goes to the head: it has had its turn. One that is suspected of a crash stays apart.
+local function enqueue(queue, job_id)
+    local job = job_key(job_id)
+    local fields = call('HMGET', job, 'pagemill_retries', 'enqueue_at_front', 'enqueue_at_front_on_retry', 'ended_at', 'ttl')
+    local ran_before = fields[4] and fields[4] ~= ''
+    local at_front = fields[1] or fields[2] == '1' or (fields[3] == '1' and ran_before)
+    call('HSET', job, 'status', 'queued', 'origin', queue)
+    if not fields[1] then
+        call('HSET', job, 'enqueued_at', now_utc())
+    end
+    local ttl = read_ttl(fields[5], 0)
+    if ttl > 0 then
+        call('EXPIRE', job, ttl)
+    end
+    call('SADD', PREFIX .. ':queues', queue_key(queue))
+    if call('HEXISTS', job, 'pagemill_crashes') == 1 then
+        call('LPUSH', suspects_key(queue), job_id)
+    else
+        call(at_front and 'LPUSH' or 'RPUSH', queue_key(queue), job_id)
+    end
 end
 
 -- Give a held job back to the head of its queue, or of the jobs that were parked there after it was claimed. One that is

@@ -12,12 +12,17 @@ local NO_LIMIT = {}
 local limits = {}
 local looks = 0
 
+local function is_count(value)
+    return value == nil or (type(value) == 'number' and value >= 1 and value % 1 == 0)
+end
+
 -- The limit of a tenant. One that cannot be read limits nothing.
 local function limit_of(tenant)
     if not limits[tenant] then
         local text = call('HGET', 'pagemill:limits', tenant) or call('HGET', 'pagemill:limits', '*')
         local is_read, limit = pcall(cjson.decode, text or '')
-        limits[tenant] = is_read and type(limit) == 'table' and limit or NO_LIMIT
+        local is_sound = is_read and type(limit) == 'table' and is_count(limit.max_running) and is_count(limit.per_minute)
+        limits[tenant] = is_sound and limit or NO_LIMIT
     end
     return limits[tenant]
 end
