@@ -205,11 +205,10 @@ class JobQueue(QueueAccess):
         """Move delayed jobs that are due to their queues, whoever delayed them; at most `SWEEP_LIMIT` per call. RQ's
         own scheduler may do the same at the same time."""
         seconds, limits, moved = self._scripts.call("enqueue_due", [SWEEP_LIMIT, *queues])
-        with redis_errors():
-            for key in set(limits):
-                limit = RateLimitRegistry(key.decode(), self.connection)
-                limit.acquire_and_enqueue(limit.concurrency)
-        return DueJobs(tuple(job_id.decode() for job_id in moved), float(seconds) if seconds else None)
+        for key in set(limits):
+            self._fill_slots(key)
+        ids = tuple(job_id.decode("utf-8", "replace") for job_id in moved)
+        return DueJobs(ids, float(seconds) if seconds else None)
 
     def dead_letter(self, records: Iterable[DeadRecord]) -> int:
         """Move this worker's dead records to RQ's failed registry and, raw, to the list `pagemill:dead:<queue>`.
@@ -242,6 +241,17 @@ class JobQueue(QueueAccess):
             raise  # Redis is away: the whole call is to be repeated
         except Exception:  # RQ reads foreign records here; whatever they hold, the end of this job stands
             logger.exception("job %s has ended, but the jobs that depend on it could not be released", claim.job_id)
+
+    def _fill_slots(self, rate_limit: bytes) -> None:
+        """Let jobs that wait for a rate limit of RQ's have its free slots."""
+        try:
+            with redis_errors():
+                limit = RateLimitRegistry(rate_limit.decode(), self.connection)
+                limit.acquire_and_enqueue(limit.concurrency)
+        except PagemillError:
+            raise  # RQ's maintenance fills them, should the call not be repeated
+        except Exception:
+            logger.exception("the jobs of rate limit %r wait on", rate_limit)
 
     def _release_slot(self, claim: Claim) -> None:
         """Free the rate limit's slot of a job that waits out a back-off."""

@@ -123,6 +123,22 @@ def test_a_rate_limit_holds_for_delayed_jobs(queue_connection: redis.Redis, work
     assert worker_queue.claim(["default"], 8).claims == ()
 
 
+@pytest.mark.parametrize(
+    ("key", "concurrency"),
+    [("x", "many"), ("x", "0"), ("x", "1e400"), ("x", "-1"), ("taken", "1"), ("taken too", "1")],
+)
+def test_a_corrupt_rate_limit_loses_no_job(
+    queue_connection: redis.Redis, worker_queue: JobQueue, delay: Delay, key: str, concurrency: str
+) -> None:
+    queue_connection.set("rq:rl:taken", "not a hash")
+    queue_connection.set("rq:rl:taken too:rate_limited", "not a set")
+    corrupt, sound = delay(-2), delay(-1)
+    limit: dict[Any, Any] = {"rate_limit_key": key, "rate_limit_concurrency": concurrency}
+    queue_connection.hset(Job.key_for(corrupt), mapping=limit)
+    assert worker_queue.enqueue_due(["default"]).moved == (corrupt, sound)
+    assert {*queue_of(queue_connection).job_ids} == {corrupt, sound}
+
+
 def test_a_delayed_job_is_cancelled_at_once(
     queue_connection: redis.Redis, worker_queue: JobQueue, delay: Delay
 ) -> None:

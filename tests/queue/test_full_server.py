@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import redis
 from worker.client import Client, enqueue, prepare, submit
 from worker.connection import connect
 from worker.errors import ExitCode, TryLater
-from worker.queue import Acknowledgement, JobQueue
-from worker.records import AttemptState
+from worker.queue import Acknowledgement, Delay, JobQueue
+from worker.records import AttemptState, Retry
 
 QUEUE = "default"
 
@@ -43,6 +44,11 @@ def test_the_worker_drains_it(full_server: redis.Redis) -> None:
     queue = JobQueue(full_server, "worker-1", lease_seconds=60.0)
     (again,) = queue.claim([QUEUE], 1).claims
     assert queue.requeue([again]) == frozenset()
+    (again,) = queue.claim([QUEUE], 1).claims
+    assert queue.delay([Delay(again, Retry(datetime.now(UTC) + timedelta(seconds=0.1), 1))]) == frozenset()
+    while not (due := queue.enqueue_due([QUEUE])).moved:
+        assert due.next_in_seconds is not None
+    assert due.moved == (again.job_id,)
     done = dead = 0
     while queue.depth([QUEUE])[QUEUE]:
         claimed = queue.claim([QUEUE], 64)

@@ -7,12 +7,17 @@ local left = tonumber(ARGV[2])
 local moved, limits = {}, {}
 local DELAYED_NO_MORE = {finished = true, failed = true, canceled = true, stopped = true, queued = true, started = true}
 
+-- Let a job wait for its slot. A limit whose keys hold something else is none, and must not stop the script halfway.
 local function wait_for_slot(job, job_id, limit, concurrency)
+    local told = redis.pcall('HSET', PREFIX .. ':rl:' .. limit, 'concurrency', concurrency)
+    local waits = redis.pcall('ZADD', PREFIX .. ':rl:' .. limit .. ':rate_limited', NOW, job_id)
+    if type(told) == 'table' or type(waits) == 'table' then
+        return false
+    end
     call('SADD', PREFIX .. ':rl-keys', limit)
-    call('HSET', PREFIX .. ':rl:' .. limit, 'concurrency', concurrency)
     call('HSET', job, 'status', 'rate_limited')
-    call('ZADD', PREFIX .. ':rl:' .. limit .. ':rate_limited', NOW, job_id)
     limits[#limits + 1] = limit
+    return true
 end
 
 local function move(queue, job_id)
@@ -26,10 +31,8 @@ local function move(queue, job_id)
         if DELAYED_NO_MORE[fields[1]] then
             return
         end
-        local concurrency = tonumber(fields[3] or '')
-        if fields[2] and concurrency and concurrency >= 1 then
-            wait_for_slot(job, job_id, fields[2], fields[3])
-        else
+        local concurrency = fields[2] and (fields[3] or ''):match('^[1-9]%d?%d?%d?%d?%d?%d?%d?%d?$')
+        if not concurrency or not wait_for_slot(job, job_id, fields[2], concurrency) then
             enqueue(queue, job_id)
         end
     else
