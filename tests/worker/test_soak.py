@@ -1,7 +1,8 @@
 """Two workers under one fault after another: every job is done once, whatever happens in between."""
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
@@ -14,7 +15,9 @@ from scripts.fault_table.proxy import Proxy, lose_reply_to
 from tests.worker.fakes import (
     Running,
     ScriptedRunner,
+    ScriptError,
     answer,
+    decode,
     eventually,
     make_flow,
     running,
@@ -28,8 +31,29 @@ from worker.store import JobStore
 
 NUM_JOBS = 120
 NUM_FAULTS = 9
+MAX_FAILURES = 3
+FAILURE_SHARE = 0.1
+VERBS = ("claim", "acknowledge", "extend", "requeue", "recover", "sweep", "delay", "enqueue_due")
 LEASES = "pagemill:leases:default"
 FAULT_SECONDS = 0.3
+
+
+class Fragile:
+    """A detokenizer that fails on a job's output now and then, at most `MAX_FAILURES` times in a row."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._in_a_row: Counter[str] = Counter()
+        self.num_failures = 0
+
+    def __call__(self, token_ids: Sequence[int]) -> str:
+        text = decode(token_ids)
+        if text.endswith(">") and self._in_a_row[text] < MAX_FAILURES and self._random.random() < FAILURE_SHARE:
+            self._in_a_row[text] += 1
+            self.num_failures += 1
+            raise ScriptError(text)
+        self._in_a_row[text] = 0
+        return text
 
 
 class Chaos:
@@ -39,6 +63,7 @@ class Chaos:
         self, seed: int, connection: redis.Redis, proxied: redis.Redis, proxy: Proxy, store: JobStore, file: Path
     ) -> None:
         self.random = Random(seed)
+        self.fragile = Fragile(Random(seed))
         self._connection = connection
         self._proxied = proxied
         self._proxy = proxy
@@ -61,6 +86,7 @@ class Chaos:
             self._proxied,
             self._store,
             ScriptedRunner(step_seconds=0.004),
+            decode=self.fragile,
             name=f"worker-{self._num_started}",
             max_jobs=8,
             lease_seconds=4.0,
@@ -109,7 +135,9 @@ class Chaos:
         JobQueue(self._connection, "sweeper", 30.0).sweep(["default"])
 
     def lose_a_reply(self) -> None:
-        verb = self.random.choice(("claim", "acknowledge", "extend", "requeue", "recover", "sweep"))
+        verb = self.random.choice(
+            ("claim", "acknowledge", "extend", "requeue", "recover", "sweep", "delay", "enqueue_due")
+        )
         lose_reply_to(self._proxy, self._connection, verb)
 
 
@@ -118,7 +146,8 @@ def test_every_job_is_done_once(
     connection: redis.Redis, proxied: redis.Redis, proxy: Proxy, sqlite_store: JobStore, sqlite_file: Path, seed: int
 ) -> None:
     chaos = Chaos(seed, connection, proxied, proxy, sqlite_store, sqlite_file)
-    ids = submit(connection, [f"job {number} " + "x" * (number % 100) for number in range(NUM_JOBS)])
+    prompts = [f"job {number} " + "x" * (number % 100) for number in range(NUM_JOBS)]
+    ids = submit(connection, [{"prompt": prompt, "max_retries": 20} for prompt in prompts])
     for _ in range(2):
         chaos.start_worker()
     try:
@@ -133,13 +162,16 @@ def test_every_job_is_done_once(
         chaos.stop_all()
     assert len(sqlite_store.states(ids)) == NUM_JOBS
     results = sqlite_store.results(ids)
-    for number, job_id in enumerate(ids):
-        assert results[job_id].text == answer(f"job {number} " + "x" * (number % 100))
+    for prompt, job_id in zip(prompts, ids, strict=True):
+        assert results[job_id].text == answer(prompt)
         detail = sqlite_store.job(job_id)
         assert detail is not None
         states = [attempt.state for attempt in detail.attempts]
         assert states.count(AttemptState.DONE) == 1
-        assert set(states) <= {AttemptState.DONE, AttemptState.LOST, AttemptState.REQUEUED}
+        assert set(states) <= {AttemptState.DONE, AttemptState.LOST, AttemptState.REQUEUED, AttemptState.FAILED}
+        assert states.count(AttemptState.FAILED) == detail.retry_count  # hand-backs and lost leases spend none
         assert Job.fetch(job_id, connection=connection, serializer="json").get_status() is JobStatus.FINISHED
     assert connection.llen("rq:queue:default") == 0
     assert connection.zcard(LEASES) == 0
+    assert connection.zcard("rq:scheduled:default") == 0
+    assert chaos.fragile.num_failures
