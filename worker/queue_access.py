@@ -46,7 +46,7 @@ class Cancellation:
 class QueueCounts:
     """How many jobs of one queue are where."""
 
-    waiting: int
+    waiting: int  # suspects of a crash among them
     running: int
     delayed: int
     finished: int
@@ -113,14 +113,20 @@ class QueueAccess:
     def counts(self, queues: Iterable[str]) -> dict[str, QueueCounts]:
         """Return how many jobs of each queue are waiting, running, delayed and in the registries of ended jobs."""
         names = list(queues)
+        registries = ("wip", "scheduled", "finished", "failed", "canceled")
         with redis_errors(), self.connection.pipeline(transaction=False) as pipeline:
             for name in names:
                 pipeline.llen(f"{RQ_KEY_PREFIX}:queue:{name}")
-                for registry in ("wip", "scheduled", "finished", "failed", "canceled"):
+                pipeline.lrange(f"pagemill:suspects:{name}", 0, -1)
+                for registry in registries:
                     pipeline.zcard(f"{RQ_KEY_PREFIX}:{registry}:{name}")
                 pipeline.llen(f"pagemill:dead:{name}")
-            numbers = pipeline.execute()
-        return {name: QueueCounts(*numbers[7 * place : 7 * place + 7]) for place, name in enumerate(names)}
+            replies = pipeline.execute()
+        counts, width = {}, len(replies) // max(len(names), 1)
+        for place, name in enumerate(names):
+            waiting, groups, *others = replies[width * place : width * (place + 1)]
+            counts[name] = QueueCounts(waiting + len(b" ".join(groups).split()), *others)
+        return counts
 
     def watch(self, job_id: str, ttl_seconds: float) -> None:
         """Ask the job's worker to publish its tokens for the next `ttl_seconds`."""

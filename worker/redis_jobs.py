@@ -91,13 +91,15 @@ def queue_names(connection: redis.Redis) -> tuple[str, ...]:
 
 
 def find_batch_in_redis(connection: redis.Redis, batch_id: str) -> Iterator[str]:
-    """Yield the ids of the batch's jobs that wait in any queue, are parked for their tenant's limit, delayed or
-    deferred. Reads every waiting record."""
+    """Yield the ids of the batch's jobs that wait in any queue, are suspects of a crash, are parked for their tenant's
+    limit, delayed or deferred. Reads every waiting record."""
     for queue in queue_names(connection):
         parked = f"pagemill:parked:{queue}".encode()
         tenants = cast(list[bytes], connection.zrange(parked, 0, -1))
         for key in (f"{RQ_KEY_PREFIX}:queue:{queue}".encode(), *(parked + b":" + tenant for tenant in tenants)):
             yield from _of_batch(connection, _waiting(connection, key), batch_id)
+        groups = cast(list[bytes], connection.lrange(f"pagemill:suspects:{queue}", 0, -1))
+        yield from _of_batch(connection, b" ".join(groups).split(), batch_id)
         for registry in ("scheduled", "deferred"):
             members = connection.zscan_iter(f"{RQ_KEY_PREFIX}:{registry}:{queue}", count=WINDOW_JOBS)
             yield from _of_batch(connection, (member for member, _ in members), batch_id)
@@ -128,6 +130,16 @@ def _batch_of(data: bytes) -> object:
         return read_payload(data).get("batch_id")
     except RecordError:
         return None
+
+
+def forget_dead_jobs(connection: redis.Redis, jobs: Iterable[tuple[str, str, str]]) -> None:
+    """Remove what is left of dead-lettered jobs: (queue, job id, raw) each. May be called again."""
+    with redis_errors(), connection.pipeline(transaction=False) as pipeline:
+        for queue, job_id, raw in jobs:
+            pipeline.zrem(f"{RQ_KEY_PREFIX}:failed:{queue}", job_id)
+            pipeline.lrem(f"pagemill:dead:{queue}", 1, raw)
+            pipeline.delete(f"{RQ_KEY_PREFIX}:job:{job_id}", f"{RQ_KEY_PREFIX}:results:{job_id}")
+        pipeline.execute()
 
 
 def _state(status: bytes | None) -> JobState:

@@ -5,9 +5,10 @@ from datetime import datetime
 
 from sqlalchemy import Engine
 
-from worker import attempt_ends, attempts, fleet, job_changes, lookups, unfinished
+from worker import attempt_ends, attempts, dead_letters, fleet, job_changes, lookups, unfinished
 from worker.attempts import BegunAttempts
 from worker.database import reading, writing
+from worker.dead_letters import DeadFilter, DeadJob
 from worker.fleet import WorkerCounters, WorkerDetail, WorkerRecord
 from worker.job_changes import SubmittedJob
 from worker.lookups import BatchProgress, JobDetail, JobResult, StateCount
@@ -103,6 +104,11 @@ class JobStore:
         with writing(self._engine) as connection:
             return unfinished.cancel_lost(connection, jobs, self._clock())
 
+    def purge_dead(self, job_ids: Iterable[str]) -> frozenset[str]:
+        """Delete dead jobs for good; return the ids of those that were dead."""
+        with writing(self._engine) as connection:
+            return dead_letters.delete_dead(connection, job_ids)
+
     # Workers.
 
     def register_worker(self, record: WorkerRecord) -> None:
@@ -136,6 +142,11 @@ class JobStore:
         """Return the job with its attempts, result and figures, or None."""
         with reading(self._engine) as connection:
             return lookups.find_job(connection, job_id)
+
+    def dead_jobs(self, wanted: DeadFilter) -> tuple[DeadJob, ...]:
+        """Return the dead jobs that fit, the latest first."""
+        with reading(self._engine) as connection:
+            return dead_letters.find_dead(connection, wanted)
 
     def states(self, job_ids: Iterable[str]) -> Mapping[str, JobState]:
         """Return the state of each job that SQL has seen."""

@@ -36,6 +36,7 @@ COMMANDS = {
     "pause": LazyCommand("worker.cli.pause", "pause", "Let no job of a queue start."),
     "resume": LazyCommand("worker.cli.pause", "resume", "Let the jobs of a paused queue start again."),
     "tenant": LazyCommand("worker.cli.tenant", "tenant", "Limit what a tenant may have of the workers."),
+    "dead": LazyCommand("worker.cli.dead", "dead", "Dead-lettered jobs: list, show, queue again, purge."),
     "reconcile": LazyCommand("worker.cli.reconcile", "reconcile", "Queue again what SQL has and Redis lost."),
     "report": LazyCommand("worker.cli.report", "report", "Report on finished jobs: summary, latency, memory, prefix."),
     "plan": LazyCommand("worker.cli.plan", "plan", "Compute what fits in a device's memory."),
