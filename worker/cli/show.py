@@ -25,7 +25,7 @@ from worker.settings import load_settings
 def show(job_id: str, output_only: bool, as_json: bool, **flags: Any) -> None:
     """Show a job: its state, prompt, output, latency and memory figures, and attempts.
 
-    A job that no worker has claimed yet is looked up in Redis.
+    A job that was not recorded, and that no worker has claimed yet, is looked up in Redis.
 
     \b
     Examples:

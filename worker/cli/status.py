@@ -118,10 +118,10 @@ def status(
 
 
 def take_snapshot(settings: Settings, access: QueueAccess, store: JobStore, batch: str | None) -> Snapshot:
-    """Read the status once. Raises PagemillError for a batch that SQL has not seen."""
+    """Read the status once. Raises PagemillError for a batch that SQL does not know."""
     progress = store.batch(batch) if batch else None
     if batch and progress is None:
-        raise PagemillError(f"no batch {batch} has been seen by a worker yet")
+        raise PagemillError(f"no batch {batch} is known")
     ended = {(count.queue, count.state): count.jobs for count in store.state_counts()}
     seen = {*queue_names(access.connection), *(queue for queue, _ in ended)}
     policy = QueuePolicy(access.connection)
