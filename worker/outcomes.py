@@ -72,14 +72,16 @@ class OutcomeBuilder:
     def failed(self, job: HeldJob, code: str, message: str) -> Outcome:
         """Return the outcome of an attempt that met an error; its class says whether the job has another one.
 
-        A job that somebody cancelled has none; nor has one whose deadline would have passed by then.
+        A job that somebody cancelled ends so instead; one whose deadline would have passed by then fails.
         """
         error, error_class = (code, message), classify(code)
+        if error_class is ErrorClass.PERMANENT:
+            return self._outcome(job, AttemptState.FAILED, error=error)
+        if job.must_end:
+            return self.ended_early(job)
         if error_class is ErrorClass.INFRASTRUCTURE:
             return self._put_off(job, error)
-        is_worth_it = error_class is ErrorClass.TRANSIENT and not job.cancel_requested
-        retry = self._next_retry(job) if is_worth_it else None
-        return self._outcome(job, AttemptState.FAILED, error=error, retry=retry)
+        return self._outcome(job, AttemptState.FAILED, error=error, retry=self._next_retry(job))
 
     def broken(self, job: HeldJob, error: Exception) -> Outcome:
         """Return the outcome of a job that met a fault of ours. It says no more than which; the log has the rest."""
@@ -97,8 +99,6 @@ class OutcomeBuilder:
 
     def _put_off(self, job: HeldJob, error: tuple[str, str]) -> Outcome:
         """Return the outcome of a job that is handed back for no fault of its own, and is better not run at once."""
-        if job.must_end:
-            return self.ended_early(job)
         seconds = self._backoff.jittered_seconds(job.attempt_count - 1)
         retry = Retry(self._wall_time(job) + timedelta(seconds=seconds), job.retry_count)
         return self._outcome(job, AttemptState.REQUEUED, error=error, retry=retry)

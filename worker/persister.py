@@ -184,11 +184,17 @@ class Persister:
             self._release(outcomes)
 
     def _delay(self) -> None:
-        if self._to_delay:
-            delays = tuple(self._to_delay)
-            self._queue.delay(delays)
-            self._to_delay.clear()
-            self._held.remove(delay.claim.execution_id for delay in delays)
+        if not self._to_delay:
+            return
+        delays = tuple(self._to_delay)
+        parts, faults = isolating(self._queue.delay, delays)
+        for fault in faults:  # it goes on when its lease runs out
+            logger.error("job %s cannot be delayed", fault.item.claim.job_id, exc_info=fault.error)
+        cancelled = frozenset[str]().union(*(part.cancelled for part in parts))
+        if cancelled:
+            self._store.cancel_queued(cancelled)
+        self._to_delay.clear()
+        self._held.remove(delay.claim.execution_id for delay in delays)
 
     def _release(self, outcomes: Sequence[Outcome]) -> None:
         if outcomes:

@@ -65,6 +65,15 @@ class Delay:
     retry: Retry
 
 
+@dataclass(frozen=True, slots=True)
+class DelayedClaims:
+    """What became of claims that were not simply delayed: the execution ids of those whose leases are `gone`, for which
+    nothing was written, and the ids of jobs that were `cancelled`."""
+
+    gone: frozenset[str]
+    cancelled: frozenset[str]
+
+
 class JobQueue(QueueAccess):
     """One worker's claims. Errors of every method: those of `worker.connection.redis_errors`."""
 
@@ -178,14 +187,13 @@ class JobQueue(QueueAccess):
         reply = self._scripts.call("requeue", [self.worker_name, *_lease_arguments(youngest_first)])
         return _gone(youngest_first, reply)
 
-    def delay(self, delays: Iterable[Delay]) -> frozenset[str]:
-        """Put held jobs off until their retries are due, once SQL has them so; `enqueue_due` brings them back. One
-        that somebody asked to cancel meanwhile goes to its queue at once. Returns the execution ids of leases that
-        are gone, for which nothing was written."""
+    def delay(self, delays: Iterable[Delay]) -> DelayedClaims:
+        """Put held jobs off until their retries are due, once SQL has them so; `enqueue_due` brings them back. Those
+        that somebody asked to cancel meanwhile are cancelled instead, which SQL is to hear then."""
         delayed = list(delays)
         if not delayed:
-            return frozenset()
-        arguments: list[str | int] = [self.worker_name]
+            return DelayedClaims(frozenset(), frozenset())
+        arguments: list[str | int] = [self.worker_name, FAILURE_TTL_SECONDS]
         for delay in delayed:
             arguments += _lease_arguments([delay.claim])
             arguments += (f"{delay.retry.due_at.timestamp():.6f}", delay.retry.retry_count)
@@ -193,7 +201,8 @@ class JobQueue(QueueAccess):
         for delay, code in zip(delayed, reply, strict=True):
             if code == 2:
                 self._release_slot(delay.claim)
-        return _gone([delay.claim for delay in delayed], reply)
+        cancelled = (delay.claim.job_id for delay, code in zip(delayed, reply, strict=True) if code == 3)
+        return DelayedClaims(_gone([delay.claim for delay in delayed], reply), frozenset(cancelled))
 
     def sweep(self, queues: Iterable[str]) -> tuple[str, ...]:
         """Release leases that ran out, of whatever worker; at most `SWEEP_LIMIT` per call. Their jobs are suspects, for

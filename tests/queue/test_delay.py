@@ -8,14 +8,18 @@ import redis
 from rq import Queue, RateLimit, Retry
 from rq.job import Job, JobStatus
 from rq.registry import ScheduledJobRegistry, StartedJobRegistry
+from rq.scheduler import RQScheduler
+from rq.serializers import JSONSerializer
 
 from worker import records
 from worker.backoff import RetryPolicy
-from worker.queue import Acknowledgement, Delay, JobQueue
+from worker.queue import Acknowledgement, Delay, DelayedClaims, JobQueue
 from worker.queue_access import Cancellation, CancelOutcome
 from worker.records import AttemptState, Claim
 
 Enqueue = Callable[..., list[str]]
+
+SIMPLY_DELAYED = DelayedClaims(frozenset(), frozenset())
 
 
 def delayed(claim: Claim, seconds: float, retry_count: int = 1) -> Delay:
@@ -32,7 +36,7 @@ def test_a_delayed_job_waits_where_rq_keeps_scheduled_ones(
     (job_id,) = enqueue(1)
     (claim,) = worker_queue.claim(["default"], 1).claims
     delay = delayed(claim, 60)
-    assert worker_queue.delay([delay]) == frozenset()
+    assert worker_queue.delay([delay]) == SIMPLY_DELAYED
     assert fetch(queue_connection, job_id).get_status() == JobStatus.SCHEDULED
     registry = ScheduledJobRegistry("default", connection=queue_connection)
     assert registry.get_scheduled_time(job_id) == delay.retry.due_at
@@ -50,12 +54,12 @@ def test_a_repeated_call_finds_its_work_done(
     (claim,) = worker_queue.claim(["default"], 1).claims
     delay = delayed(claim, 60)
     for _ in range(2):
-        assert worker_queue.delay([delay]) == frozenset()
+        assert worker_queue.delay([delay]) == SIMPLY_DELAYED
     assert queue_connection.zrange("rq:scheduled:default", 0, -1) == [job_id.encode()]
     queue_connection.zadd("rq:scheduled:default", {job_id: 1.0})
     worker_queue.enqueue_due(["default"])
     (again,) = worker_queue.claim(["default"], 1).claims
-    assert worker_queue.delay([delay]) == frozenset()  # and once more, when the job has gone on
+    assert worker_queue.delay([delay]) == SIMPLY_DELAYED  # and once more, when the job has gone on
     assert worker_queue.extend([again]) == frozenset()
 
 
@@ -72,7 +76,7 @@ def test_a_lease_that_is_gone_delays_nothing(
     else:
         worker_queue.requeue([claim])
         (successor,) = other_queue.claim(["default"], 1).claims
-    assert worker_queue.delay([delayed(claim, 60)]) == {claim.execution_id}
+    assert worker_queue.delay([delayed(claim, 60)]).gone == {claim.execution_id}
     assert queue_connection.zcard("rq:scheduled:default") == 0
     if gone == "claimed again":
         assert other_queue.extend([successor]) == frozenset()
@@ -138,14 +142,34 @@ def test_corrupt_counts_are_dead_lettered(
     assert dead.error_message.startswith(f"{name}: ")
 
 
-def test_a_job_that_is_to_be_cancelled_does_not_wait(worker_queue: JobQueue, enqueue: Enqueue) -> None:
+def test_a_job_that_is_to_be_cancelled_does_not_wait(
+    queue_connection: redis.Redis, worker_queue: JobQueue, enqueue: Enqueue
+) -> None:
+    to_cancel, other = enqueue(2)
+    claims = worker_queue.claim(["default"], 2).claims
+    assert worker_queue.cancel(to_cancel).outcome is CancelOutcome.CANCELLING
+    for _ in range(2):  # the second is a repetition after a lost reply
+        answer = worker_queue.delay([delayed(claim, 600) for claim in claims])
+        assert answer == DelayedClaims(frozenset(), frozenset({to_cancel}))
+    assert fetch(queue_connection, to_cancel).is_canceled
+    assert worker_queue.cancelling() == frozenset()
+    assert queue_connection.zrange("rq:scheduled:default", 0, -1) == [other.encode()]
+
+
+def test_rqs_own_scheduler_brings_a_job_back_with_its_count(
+    queue_connection: redis.Redis, worker_queue: JobQueue, enqueue: Enqueue
+) -> None:
     (job_id,) = enqueue(1)
     (claim,) = worker_queue.claim(["default"], 1).claims
-    assert worker_queue.cancel(job_id).outcome is CancelOutcome.CANCELLING
-    worker_queue.delay([delayed(claim, 600)])
+    worker_queue.delay([delayed(claim, 600, retry_count=2)])
+    queue_connection.zadd("rq:scheduled:default", {job_id: 1.0})
+    scheduler = RQScheduler(["default"], connection=queue_connection, serializer=JSONSerializer)
+    scheduler.prepare_registries(["default"])
+    scheduler.enqueue_scheduled_jobs()
     (again,) = worker_queue.claim(["default"], 1).claims
-    assert again.job_id == job_id
-    assert worker_queue.cancelling() == {job_id}
+    assert (again.job_id, again.job) == (job_id, claim.job)
+    assert again.epoch > claim.epoch
+    assert queue_connection.hget(Job.key_for(job_id), "pagemill_retries") == b"2"
 
 
 def test_a_job_in_back_off_is_cancelled_at_once(

@@ -45,7 +45,7 @@ def test_the_worker_drains_it(full_server: redis.Redis) -> None:
     (again,) = queue.claim([QUEUE], 1).claims
     assert queue.requeue([again]) == frozenset()
     (again,) = queue.claim([QUEUE], 1).claims
-    assert queue.delay([Delay(again, Retry(datetime.now(UTC) + timedelta(seconds=0.1), 1))]) == frozenset()
+    assert queue.delay([Delay(again, Retry(datetime.now(UTC) + timedelta(seconds=0.1), 1))]).gone == frozenset()
     while not (due := queue.enqueue_due([QUEUE])).moved:
         assert due.next_in_seconds is not None
     assert due.moved == (again.job_id,)

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from tests.queue.suspicion import claim_suspects, suspect_groups
 from worker.client import submit
 from worker.crashes import CrashKind
-from worker.queue import Acknowledgement, Delay, JobQueue
+from worker.queue import Acknowledgement, Delay, DelayedClaims, JobQueue
 from worker.queue_access import CancelOutcome
 from worker.records import AttemptState, Claim, Retry
 from worker.suspects import Absolution, DeadWorker, Released, Suspects
@@ -211,11 +211,15 @@ class QueueMachine(RuleBasedStateMachine):
         due_at = datetime.now(UTC) + timedelta(seconds=seconds)
         delays = [Delay(claim, Retry(due_at, data.draw(st.integers(0, 3)))) for claim in put_off]
         for _ in range(data.draw(st.integers(1, 2))):
-            assert self.queues[worker].delay(delays) == frozenset()
+            cancelled = {claim.job_id for claim in put_off} & self.model.cancelling
+            assert self.queues[worker].delay(delays) == DelayedClaims(frozenset(), frozenset(cancelled))
         self.model.let_go(worker, put_off)
         for claim in put_off:
             self.model.last_delayed[claim.job_id] = claim.execution_id
-            if seconds < 0 or claim.job_id in self.model.cancelling:
+            if claim.job_id in self.model.cancelling:
+                self.model.cancelling.remove(claim.job_id)
+                self.model.ended[claim.job_id] = "canceled"
+            elif seconds < 0:
                 self.model.put_at_head(claim.queue, claim.job_id)
             else:
                 self.model.delayed[claim.queue].append(claim.job_id)
@@ -246,7 +250,7 @@ class QueueMachine(RuleBasedStateMachine):
         worker, claim = data.draw(st.sampled_from(self.model.stale))
         queue = self.queues[worker]
         if verb == "delay":
-            gone = queue.delay([Delay(claim, Retry(datetime.now(UTC), 1))])
+            gone = queue.delay([Delay(claim, Retry(datetime.now(UTC), 1))]).gone
             if self.model.last_delayed.get(claim.job_id) == claim.execution_id:
                 assert gone == frozenset()  # a repetition of the call that put the job off
                 return

@@ -49,12 +49,21 @@ def test_permanent_error_ends_the_job(code: str) -> None:
     assert (outcome.state, outcome.error_code, outcome.retry) == (AttemptState.FAILED, code, None)
 
 
-def test_cancelled_job_is_not_retried() -> None:
-    job = held()
-    job.cancel_requested = True
-    assert BUILDER.failed(job, "internal_error", "reason").retry is None
-    outcome = BUILDER.failed(job, "lease_lost", "reason")
-    assert (outcome.state, outcome.retry) == (AttemptState.CANCELLED, None)
+@pytest.mark.parametrize("code", ["internal_error", "lease_lost"])
+@pytest.mark.parametrize(
+    ("flag", "state"),
+    [
+        ("cancel_requested", AttemptState.CANCELLED),
+        ("expired", AttemptState.FAILED),
+        ("lost", AttemptState.LOST),
+    ],
+)
+def test_job_that_is_to_end_is_not_retried(flag: str, state: AttemptState, code: str) -> None:
+    job = held(deadline=after(1000.0))
+    setattr(job, flag, True)
+    outcome = BUILDER.failed(job, code, "reason")
+    assert (outcome.state, outcome.retry) == (state, None)
+    assert outcome.error_code == {"expired": "deadline_exceeded", "lost": "lease_lost"}.get(flag)
 
 
 @pytest.mark.parametrize(("deadline_s", "is_retried"), [(34.0, False), (34.1, True)])

@@ -15,6 +15,7 @@ from tests.worker.fakes import answer, decode, eventually, make_flow, running
 from worker.client import submit
 from worker.errors import TryLater
 from worker.lookups import JobDetail
+from worker.queue_access import CancelOutcome, QueueAccess
 from worker.records import AttemptState, JobState
 from worker.store import JobStore
 
@@ -137,3 +138,23 @@ def test_crash_between_commit_and_delay_keeps_the_count(connection: redis.Redis,
     detail = job_of(sqlite_store, job_id)
     assert attempts_of(sqlite_store, job_id) == [AttemptState.FAILED, AttemptState.FAILED]
     assert (detail.state, detail.retry_count) == (JobState.FAILED, 1)
+
+
+def test_job_that_is_cancelled_while_it_fails_does_not_wait_out_its_back_off(
+    connection: redis.Redis, sqlite_store: JobStore
+) -> None:
+    (job_id,) = submit(connection, ["bad"])
+
+    def cancelled_meanwhile(token_ids: Sequence[int]) -> str:
+        if token_ids:
+            assert QueueAccess(connection).cancel(job_id).outcome is CancelOutcome.CANCELLING
+            raise UnicodeError("of the tokenizer")
+        return decode(token_ids)
+
+    make_flow(connection, sqlite_store, decode=cancelled_meanwhile, **FOREVER).run(burst=True)
+    detail = job_of(sqlite_store, job_id)
+    assert (detail.state, detail.retry_at) == (JobState.CANCELLED, None)
+    assert rq_status(connection, job_id) is JobStatus.CANCELED
+    # Its worker may have heard of the request just before the error, or have not.
+    assert attempts_of(sqlite_store, job_id) in ([AttemptState.FAILED], [AttemptState.CANCELLED])
+    assert connection.zcard("rq:scheduled:default") == 0
