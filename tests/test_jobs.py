@@ -1,6 +1,7 @@
 """The payload's rules: what is refused, and that the message names the field and the limit."""
 
 import math
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -113,3 +114,14 @@ def test_dumps_only_what_differs_from_the_defaults_and_reads_it_back() -> None:
 def test_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         PromptJob(prompt="a").prompt = "b"
+
+
+def test_deadline_in_any_zone_is_kept_in_utc() -> None:
+    for deadline in ("2026-12-01T06:00:00+02:00", datetime(2026, 12, 1, 6, tzinfo=timezone(timedelta(hours=2)))):
+        job = parse_job({"prompt": "a", "deadline": deadline})
+        assert job.deadline == datetime(2026, 12, 1, 4, tzinfo=UTC)
+        assert dump_job(job)["deadline"] == "2026-12-01T04:00:00Z"
+    with pytest.raises(InvalidJob, match="deadline: Input should have timezone info"):
+        parse_job({"prompt": "a", "deadline": datetime(2026, 12, 1, 6)})
+    with pytest.raises(InvalidJob, match="payload: is not a JSON object: Object of type timedelta"):
+        parse_job({"prompt": "a", "deadline": timedelta(minutes=10)})

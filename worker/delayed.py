@@ -1,5 +1,6 @@
 """The delayed jobs of a worker's queues: those that RQ's producers put off, and those that wait out a back-off."""
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -7,6 +8,8 @@ from worker.queue import JobQueue
 
 LOOK_SECONDS = 1.0  # longest time between two looks for jobs that are due: any worker may delay some
 SHORTEST_LOOK_SECONDS = 0.05
+
+logger = logging.getLogger(__name__)
 
 
 class DelayedJobs:
@@ -21,6 +24,7 @@ class DelayedJobs:
         self._queues = tuple(queues)
         self._reach_seconds = reach_seconds
         self._next_look = time.monotonic()
+        self._is_awaited = False  # by a burst that has nothing else to do
 
     def enqueue_due(self) -> None:
         """Move what is due, if it is time to look again. Raises ServiceUnavailable or TryLater."""
@@ -31,7 +35,11 @@ class DelayedJobs:
         """Tell whether a delayed job is due within reach, so that a burst waits for it: every back-off is, and what a
         producer put off until tomorrow is not. Raises as `enqueue_due`."""
         seconds = self._look()
-        return seconds is not None and seconds <= self._reach_seconds
+        is_in_reach = seconds is not None and seconds <= self._reach_seconds
+        if is_in_reach and seconds and not self._is_awaited:
+            logger.info("nothing is left but delayed jobs; the next one is due in %.1f s", seconds)
+        self._is_awaited = is_in_reach
+        return is_in_reach
 
     def _look(self) -> float | None:
         """Move what is due. Returns the seconds until a delayed job needs a worker, 0 where some do now, None for

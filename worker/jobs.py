@@ -184,7 +184,14 @@ def _dump(payload: Mapping[str, Any]) -> bytes:
 
 
 def _encode(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
+    return json.dumps(value, ensure_ascii=False, default=_encode_time).encode()
+
+
+def _encode_time(value: object) -> str:
+    """Let a deadline be given as Python's own kind of time."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _field_with_surrogate(payload: Mapping[str, Any]) -> str:
