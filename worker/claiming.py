@@ -111,9 +111,7 @@ class Claimer:
         """Tell whether there is something to claim, and room for it; beside a group of suspects nothing may run."""
         if self._reply_lost:
             return True
-        if self._duty.is_on:
-            return self._duty.may_claim() and not self._functions.execution_ids()
-        return self._num_wanted() >= 1
+        return self._duty.may_claim() if self._duty.is_on else self._num_wanted() >= 1
 
     def _num_wanted(self) -> int:
         """Return how many jobs to claim now: what the engine can soon use, or threads for functions that are free,

@@ -24,15 +24,18 @@ class SuspectDuty:
         held: HeldJobs,
         queues: Sequence[str],
         give_back: Callable[[HeldJob], None],
+        give_back_functions: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`give_back` ends a held job here and puts it back to the head of its queue, where others may have it."""
+        """`give_back` ends a held job here and puts it back to the head of its queue, where others may have it;
+        `give_back_functions` does so with all plain functions, and may raise ServiceUnavailable or TryLater."""
         self.suspects = suspects
         self._journal = journal
         self._held = held
         self._queues = tuple(queues)
         self._give_back = give_back
+        self._give_back_functions = give_back_functions
         self._clock = clock
         self._clear_by: float | None = None  # when what was held before the duty is to be gone
 
@@ -57,6 +60,7 @@ class SuspectDuty:
             self._clear_by = None
             for job in self._held.unfinished():
                 self._give_back(job)
+            self._give_back_functions()
         return not len(self._held)
 
     def claim(self) -> Claimed:

@@ -140,7 +140,9 @@ class Flow:
         }
         self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
         appetite = Appetite(self._held, model.engine.config, model.engine.status)
-        duty = SuspectDuty(suspects, journal, self._held, settings.queues, self._give_back)
+        duty = SuspectDuty(
+            *(suspects, journal, self._held, settings.queues, self._give_back, self._give_back_functions)
+        )
         self._claimer = Claimer(
             *(job_queue, store, self._held, settings.queues, appetite, duty),
             *(self.worker, self._intake.put, self._lose, failpoints),
@@ -269,6 +271,9 @@ class Flow:
 
     def _beat_in_sql(self) -> None:
         self._store.heartbeat_worker(self._record.name, self._persister.counters)
+
+    def _give_back_functions(self) -> None:
+        self._queue.requeue(self.worker.take_functions())
 
     def _serve_function(self, function: RunningFunction) -> None:
         with self._journal.aside(function.execution.id):

@@ -79,7 +79,8 @@ class FunctionClaimer:
         self._worker.renew_functions(self._queue, self._suspects)
         for job_id in self._queue.sweep(queue.name for queue in self._worker.queues):
             logger.warning("job %s: its worker fell silent; it runs again, apart", job_id)
-        self._suspects.seek_duty([queue.name for queue in self._served()])
+        if self._suspects.duty is None:
+            self._suspects.seek_duty([queue.name for queue in self._served()])
 
     def waits_for_limits(self) -> bool:
         """Plain functions have no tenants."""

@@ -98,10 +98,15 @@ class FunctionWorker(Worker):
         return self.functions.num_free if self.functions is not None else 0
 
     def hand_back_functions(self) -> list[FunctionClaim]:
-        """Begin no more functions, and take those that run from their threads. Returns the claims to requeue."""
+        """Begin no more functions, and take those there are from their threads. Returns the claims to requeue."""
         if self.functions is not None:
             self.functions.stop()
-        taken = [function for function in self._all_functions() if function.guard.abandon()]
+        return self.take_functions()
+
+    def take_functions(self) -> list[FunctionClaim]:
+        """Take all functions from their threads. Returns the claims to requeue."""
+        # The youngest first: they may not have begun, and are not to begin in the place of others.
+        taken = [function for function in reversed(self._all_functions()) if function.guard.abandon()]
         for function in taken:
             self._forget(function)
         return [function.claim for function in taken if function.claim is not None]
