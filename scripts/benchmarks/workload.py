@@ -7,6 +7,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 DOCUMENT_TOKENS = 760
+LONG_DOCUMENT_TOKENS = 7_600  # of a context of 8,192
 REQUESTS_PER_DOCUMENT = 8
 MIXED_TOKENS = (120, 480)  # shortest and longest document of a request in the mixed workload
 OUTPUT_TOKENS = (16, 112)  # shortest and longest output: 64 on average
@@ -22,6 +23,7 @@ QUESTIONS = (
 )
 
 Encode = Callable[[str], list[int]]
+Cut = Callable[[str, int], str]  # shortens a text to a number of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +46,47 @@ def encoder(tokenizer: Any) -> Encode:
 
 
 def rag_workload(
-    encode: Encode, cut: Callable[[str, int], str], num_documents: int = 4, document_tokens: int = DOCUMENT_TOKENS
+    encode: Encode, cut: Cut, num_requests: int, document_tokens: int = DOCUMENT_TOKENS
 ) -> list[BenchmarkRequest]:
-    """Return `num_documents` documents, each asked eight questions: the document comes first in every prompt.
+    """Return documents that are each asked eight questions (the last one maybe fewer): the document comes first in
+    every prompt.
 
-    `cut` shortens a text to a number of tokens. Requests of one document are neighbours, as a bulk job submits them.
+    Requests of one document are neighbours, as a bulk job submits them.
     """
-    lengths = _output_lengths(num_documents * REQUESTS_PER_DOCUMENT)
-    texts = _documents(num_documents)
-    prompts = [
-        encode(f"Read this text.\n\n{cut(text, document_tokens)}\n\n{question}")
-        for text in texts
-        for question in QUESTIONS
-    ]
-    return [BenchmarkRequest(tuple(p), length) for p, length in zip(prompts, lengths, strict=True)]
+    lengths = _output_lengths(num_requests)
+    texts = _documents(-(-num_requests // REQUESTS_PER_DOCUMENT), document_tokens, cut)
+    prompts = [encode(f"Read this text.\n\n{text}\n\n{question}") for text in texts for question in QUESTIONS]
+    return [BenchmarkRequest(tuple(p), length) for p, length in zip(prompts, lengths, strict=False)]
 
 
-def mixed_workload(encode: Encode, cut: Callable[[str, int], str], num_requests: int = 32) -> list[BenchmarkRequest]:
+def mixed_workload(encode: Encode, cut: Cut, num_requests: int) -> list[BenchmarkRequest]:
     """Return requests over texts of many lengths that share nothing but the chat template."""
     generator = random.Random(1)
     lengths = _output_lengths(num_requests)
     requests = []
-    for index, text in enumerate(_documents(num_requests)):
+    for index, text in enumerate(_documents(num_requests, MIXED_TOKENS[1], cut)):
         prompt = encode(f"{QUESTIONS[index % len(QUESTIONS)]}\n\n{cut(text, generator.randint(*MIXED_TOKENS))}")
         requests.append(BenchmarkRequest(tuple(prompt), lengths[index]))
     return requests
 
 
-def _documents(count: int) -> Sequence[str]:
-    """Return the `count` longest topics' texts, in a fixed order."""
-    return sorted(topics.values(), key=lambda text: (-len(text), text))[:count]
+def long_workload(encode: Encode, cut: Cut, num_requests: int) -> list[BenchmarkRequest]:
+    """Return documents of almost the whole context, each asked eight questions."""
+    return rag_workload(encode, cut, num_requests, LONG_DOCUMENT_TOKENS)
+
+
+WORKLOADS = {"rag": rag_workload, "mixed": mixed_workload, "long": long_workload}
+
+
+def _documents(count: int, num_tokens: int, cut: Cut) -> Sequence[str]:
+    """Return `count` texts of up to `num_tokens`, in a fixed order: the longest topics, or parts of all joined where
+    there are too few or they are too short."""
+    topics_by_length = sorted(topics.values(), key=lambda text: (-len(text), text))
+    if count <= len(topics_by_length) // 2 and num_tokens <= DOCUMENT_TOKENS:
+        return [cut(text, num_tokens) for text in topics_by_length[:count]]
+    joined = "\n\n".join(topics_by_length)
+    part = len(joined) // count
+    return [cut(joined[index * part :], num_tokens) for index in range(count)]
 
 
 def _output_lengths(count: int) -> list[int]:

@@ -1,0 +1,67 @@
+"""vLLM as a peer of `scripts/bench engine`: run by the Python of its own virtual environment, never a dependency.
+
+Reads {"model", "dtype", "requests": [{"prompt", "output_tokens"}], "max_model_len", "started"} from the file it is
+given and writes the fields of `scripts.benchmarks.systems.RunResult` to the second. Uses nothing of Pagemill.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+
+WARM_UP_TOKENS = 8
+
+
+def main() -> None:
+    """Serve the requests once and write what it took."""
+    task = json.loads(Path(sys.argv[1]).read_text())
+    engine = LLM(
+        model=task["model"],
+        dtype=task["dtype"],
+        max_model_len=task["max_model_len"],
+        enable_prefix_caching=True,
+        generation_config="vllm",
+        seed=0,
+    )
+    load_s = time.time() - task["started"]
+    serve(engine, [{"prompt": task["requests"][0]["prompt"][:WARM_UP_TOKENS], "output_tokens": 1}])
+    first_token_s = time.time() - task["started"]
+    begun = time.perf_counter()
+    outputs = serve(engine, task["requests"])
+    result = {
+        "load_s": load_s,
+        "first_token_s": first_token_s,
+        "serve_s": time.perf_counter() - begun,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "steps": None,
+        "prefix_hit_tokens": None,
+        "outputs": outputs,
+    }
+    Path(sys.argv[2]).write_text(json.dumps(result))
+
+
+def serve(engine: LLM, requests: list[dict[str, Any]]) -> list[list[int]]:
+    """Generate exactly the asked number of tokens for each prompt, greedily."""
+    outputs = engine.generate(
+        [{"prompt_token_ids": request["prompt"]} for request in requests],
+        [
+            SamplingParams(temperature=0.0, max_tokens=request["output_tokens"], ignore_eos=True, detokenize=False)
+            for request in requests
+        ],
+        use_tqdm=False,
+    )
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def peak_rss_bytes() -> int:
+    """Return the peak of the process that holds the model: the engine's own one, a child, or this."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(kind).ru_maxrss for kind in kinds) * 1024
+
+
+if __name__ == "__main__":
+    main()
