@@ -1,5 +1,6 @@
 """Delayed jobs: RQ's scheduled ones, and how they come into their queues."""
 
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from rq import Queue, RateLimit
 from rq.job import Job, JobStatus
 from rq.registry import ScheduledJobRegistry
 
+from scripts.fault_table.mutations import MUTATIONS, real_record
 from tests.queue.conftest import LossyProxy
+from worker.client import submit
 from worker.connection import connect
 from worker.errors import ServiceUnavailable
 from worker.queue import Acknowledgement, DueJobs, JobQueue
@@ -137,6 +140,23 @@ def test_a_corrupt_rate_limit_loses_no_job(
     queue_connection.hset(Job.key_for(corrupt), mapping=limit)
     assert worker_queue.enqueue_due(["default"]).moved == (corrupt, sound)
     assert {*queue_of(queue_connection).job_ids} == {corrupt, sound}
+
+
+def test_spoilt_records_hold_up_no_delayed_job(queue_connection: redis.Redis, worker_queue: JobQueue) -> None:
+    chance = random.Random(20261129)
+    connection: Any = queue_connection
+    (model_id,) = submit(connection, ["a prompt to spoil"])
+    record = real_record(connection, model_id)
+    for number in range(10 * len(MUTATIONS)):
+        MUTATIONS[number % len(MUTATIONS)](chance, connection, b"spoilt-%d" % number, record)
+    while (job_id := connection.lpop("rq:queue:default")) is not None:
+        connection.zadd("rq:scheduled:default", {job_id: 1.0})
+    assert connection.zcard("rq:scheduled:default") > 5 * len(MUTATIONS)
+    assert model_id in worker_queue.enqueue_due(["default"]).moved
+    assert connection.zcard("rq:scheduled:default") == 0
+    claimed = worker_queue.claim(["default"], 10_000)
+    assert model_id in {claim.job_id for claim in claimed.claims}
+    assert len(claimed.dead) > len(MUTATIONS)
 
 
 def test_a_delayed_job_is_cancelled_at_once(

@@ -5,7 +5,6 @@
 
 local left = tonumber(ARGV[2])
 local moved, limits = {}, {}
-local DELAYED_NO_MORE = {finished = true, failed = true, canceled = true, stopped = true, queued = true, started = true}
 
 -- Let a job wait for its slot. A limit whose keys hold something else is none, and must not stop the script halfway.
 local function wait_for_slot(job, job_id, limit, concurrency)
@@ -28,8 +27,8 @@ local function move(queue, job_id)
     end
     if kind == 'hash' then
         local fields = call('HMGET', job, 'status', 'rate_limit_key', 'rate_limit_concurrency')
-        if DELAYED_NO_MORE[fields[1]] then
-            return
+        if TERMINAL[fields[1]] or fields[1] == 'started' then
+            return -- it did not wait for its time
         end
         local concurrency = fields[2] and (fields[3] or ''):match('^[1-9]%d?%d?%d?%d?%d?%d?%d?%d?$')
         if not concurrency or not wait_for_slot(job, job_id, fields[2], concurrency) then
