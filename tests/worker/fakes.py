@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
 from engine.request import RequestError
 from engine.scheduler import SchedulerOutput
+from worker.crash_journal import Journal, JournaledRunner, NoJournal
 from worker.fleet import WorkerRecord
 from worker.flow import Flow, ServedModel
 from worker.jobs import PromptJob
@@ -108,10 +109,12 @@ def make_flow(
     encode: Callable[[PromptJob], list[int]] = encode,
     decode: Callable[[Sequence[int]], str] = decode,
     config: EngineConfig = CONFIG,
+    journal: Journal | None = None,
     **settings: Any,
 ) -> Flow:
     """Return a worker that has not started. `settings` are those of `worker.settings`."""
-    engine = Engine(config, runner or ScriptedRunner(), MODEL, decode)
+    journal = journal or NoJournal()
+    engine = Engine(config, JournaledRunner(runner or ScriptedRunner(), journal), MODEL, decode)
     model = ServedModel(engine, encode, decode, frozenset({MODEL.name}), BYTES_PER_BLOCK, lambda: 1 << 20)
     record = WorkerRecord(
         name=name,
@@ -129,7 +132,7 @@ def make_flow(
         started_at=utc_now(),
     )
     settings = {"retry_base_seconds": 0.01, **settings}
-    return Flow(Settings(data_dir=Path("unused"), **settings), connection, store, model, record)
+    return Flow(Settings(data_dir=Path("unused"), **settings), connection, store, model, record, journal)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Release the leases of a worker that is dead. Arguments: prefix, worker name, kind of its end, signal ('' is not known),
 -- 'all' or 'named', then, of the latter, the ids of the executions that are suspects. The other jobs go back to the
--- heads of their queues. Reply: {ids of jobs that wait again, ids of suspects}, each in the order of the claims.
+-- heads of their queues, and its suspect duty ends. Reply: {ids of jobs that wait again, ids of suspects}, each in the order of the claims.
 
 local worker_name, kind, signal, whom = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local named = {}
@@ -32,6 +32,12 @@ for position = #orphans, 1, -1 do
     else
         put_back(orphan.queue, orphan.job_id)
         table.insert(waiting_ids, 1, orphan.job_id)
+    end
+end
+for _, key in ipairs(call('SMEMBERS', PREFIX .. ':queues')) do
+    local duty = duty_key(key:sub(#queue_key('') + 1))
+    if call('GET', duty) == worker_name then
+        call('DEL', duty)
     end
 end
 suspect(suspects, {worker = worker_name, kind = kind, signal = tonumber(signal)})

@@ -1,0 +1,172 @@
+"""The crash journal: what a dead process's successors read in it, and whose journals they leave alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.scheduler import SchedulerOutput
+from tests.worker.test_parts import ROOT
+from worker.crash_journal import FOLDER, CrashJournal, JournaledRunner, NoJournal, Place, journaling, note_end
+from worker.crashes import CrashKind
+from worker.suspects import DeadWorker
+
+QUEUE = "redis://localhost/0"
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from worker.crash_journal import CrashJournal
+journal = CrashJournal.open(Path(sys.argv[1]), "dying", sys.argv[2])
+journal.note_step(["x1", "x2"])
+with journal.aside("x3"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def die(data_dir: Path, queue: str = QUEUE) -> int:
+    """Let a process die at work; return its id."""
+    process = subprocess.Popen([sys.executable, "-c", DYING, str(data_dir), queue], cwd=ROOT)
+    assert process.wait() == -9
+    return process.pid
+
+
+def dead_workers(data_dir: Path, queue: str = QUEUE) -> list[DeadWorker]:
+    """Take over as a new worker would."""
+    found: list[DeadWorker] = []
+    with journaling(data_dir, "successor", queue) as journal:
+        journal.take_over(found.append)
+    return found
+
+
+def journals(data_dir: Path) -> list[Path]:
+    return list((data_dir / FOLDER).iterdir())
+
+
+def test_dead_process_tells_who_was_at_work(tmp_path: Path) -> None:
+    die(tmp_path)
+    assert dead_workers(tmp_path) == [DeadWorker("dying", CrashKind.DEATH, None, frozenset({"x1", "x2", "x3"}))]
+    assert dead_workers(tmp_path) == []
+    assert journals(tmp_path) == []
+
+
+def test_supervisor_adds_the_signal(tmp_path: Path) -> None:
+    pid = die(tmp_path)
+    note_end(tmp_path, pid + 1, 6)
+    note_end(tmp_path, pid, 11)
+    assert [dead.signal for dead in dead_workers(tmp_path)] == [11]
+
+
+def test_living_process_is_left_alone(tmp_path: Path) -> None:
+    with journaling(tmp_path, "alive", QUEUE) as journal:
+        journal.note_step(["x1"])
+        note_end(tmp_path, os.getpid(), 9)
+        assert dead_workers(tmp_path) == []
+        assert len(journals(tmp_path)) == 1
+    assert journals(tmp_path) == []
+
+
+def test_workers_of_another_queue_are_left_to_their_own(tmp_path: Path) -> None:
+    die(tmp_path, "redis://elsewhere/0")
+    assert dead_workers(tmp_path) == []
+    assert len(dead_workers(tmp_path, "redis://elsewhere/0")) == 1
+
+
+def test_forgotten_journal_goes_after_a_day(tmp_path: Path) -> None:
+    die(tmp_path, "redis://elsewhere/0")
+    (path,) = journals(tmp_path)
+    os.utime(path, (1.0, 1.0))
+    assert dead_workers(tmp_path) == []
+    assert journals(tmp_path) == []
+
+
+def test_what_cannot_be_released_now_is_tried_again(tmp_path: Path) -> None:
+    die(tmp_path)
+
+    def fail(dead: DeadWorker) -> None:
+        raise OSError("no server")
+
+    with journaling(tmp_path, "successor", QUEUE) as journal, pytest.raises(OSError, match="no server"):
+        journal.take_over(fail)
+    assert len(dead_workers(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("place", [Place.STEP, Place.ASIDE])
+def test_torn_line_makes_everybody_a_suspect(tmp_path: Path, place: Place) -> None:
+    die(tmp_path)
+    (path,) = journals(tmp_path)
+    with path.open("r+b") as file:
+        file.seek(place + 12)
+        file.write(b"#")
+    assert [dead.at_work for dead in dead_workers(tmp_path)] == [None]
+
+
+def test_journal_of_which_nothing_is_left_is_no_worker(tmp_path: Path) -> None:
+    die(tmp_path)
+    (path,) = journals(tmp_path)
+    path.write_bytes(b"")
+    assert dead_workers(tmp_path) == []
+
+
+def test_reboot_is_told_from_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    die(tmp_path)
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text("another")
+    monkeypatch.setattr("worker.crash_journal.BOOT_ID_FILE", boot_id)
+    assert [dead.kind for dead in dead_workers(tmp_path)] == [CrashKind.REBOOT]
+
+
+def test_orderly_end_that_leaves_leases_blames_nobody(tmp_path: Path) -> None:
+    with journaling(tmp_path, "worker-1", QUEUE) as journal:
+        journal.note_step(["x1"])
+        journal.leave()
+    assert [dead.at_work for dead in dead_workers(tmp_path)] == [frozenset()]
+
+
+def test_only_changes_are_written(tmp_path: Path) -> None:
+    journal = CrashJournal.open(tmp_path, "worker-1", QUEUE)
+    (path,) = journals(tmp_path)
+    journal.note_step(["x1", "x2"])
+    path.write_bytes(b"")
+    journal.note_step(["x2", "x1"])
+    assert path.stat().st_size == 0
+    journal.note_step(["x1"])
+    assert path.stat().st_size > 0
+    journal.close()
+
+
+def test_folder_that_cannot_be_written_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FOLDER).write_text("in the way")
+    with journaling(tmp_path, "worker-1", QUEUE) as journal:
+        assert isinstance(journal, NoJournal)
+        journal.note_step(["x1"])
+        with journal.aside("x2"):
+            journal.take_over(lambda dead: pytest.fail("there are none"))
+        journal.leave()
+    assert "there is no crash journal" in caplog.text
+
+
+def test_runner_notes_a_step_before_it_runs(tmp_path: Path) -> None:
+    noted: list[str] = []
+
+    class Journal(NoJournal):
+        def note_step(self, execution_ids: object) -> None:
+            noted.append("noted")
+
+    class Runner:
+        def run(self, plan: SchedulerOutput) -> dict[str, int]:
+            noted.append("run")
+            return {}
+
+        def scrub(self, block_ids: list[int]) -> None:
+            noted.append("scrub")
+
+        def probe(self) -> None:
+            noted.append("probe")
+
+    runner = JournaledRunner(Runner(), Journal())
+    runner.run(SchedulerOutput((), 0, ()))
+    runner.scrub([])
+    runner.probe()
+    assert noted == ["noted", "run", "scrub", "probe"]
