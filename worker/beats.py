@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from rq.defaults import RQ_KEY_PREFIX
@@ -26,6 +27,12 @@ class Beat:
         self._seconds = seconds
         self._what = what
         self._stopped = threading.Event()
+        self._is_down = False
+        self._succeeded_at = time.monotonic()  # or was made then
+
+    def is_well(self, patience_seconds: float) -> bool:
+        """Tell whether the last time went well, and is not long ago. From any thread."""
+        return not self._is_down and time.monotonic() - self._succeeded_at <= patience_seconds
 
     @property
     def is_stopped(self) -> bool:
@@ -35,18 +42,18 @@ class Beat:
         self._stopped.set()
 
     def run(self) -> None:
-        is_down = False
-        while not self._stopped.wait(min(self._seconds, RETRY_SECONDS) if is_down else self._seconds):
+        while not self._stopped.wait(min(self._seconds, RETRY_SECONDS) if self._is_down else self._seconds):
             try:
                 self._action()
             except (ServiceUnavailable, TryLater) as error:
-                if not is_down:
+                if not self._is_down:
                     logger.warning("cannot %s: %s", self._what, error)
-                is_down = True
+                self._is_down = True
             else:
-                if is_down:
+                if self._is_down:
                     logger.warning("can %s again", self._what)
-                is_down = False
+                self._is_down = False
+                self._succeeded_at = time.monotonic()
 
 
 class Leases:

@@ -1,10 +1,20 @@
 """What a worker's main loop drains its queues with, whatever it runs."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from worker.held import HeldJobs
 from worker.threads import Failure
+
+
+class ClaimsState(StrEnum):
+    """What a worker's claims do."""
+
+    STARTING = "starting"
+    GOING = "going"
+    STOPPED = "stopped"  # Redis or SQL does not answer; they go on by themselves
+    ENDED = "ended"  # the worker was told to stop
 
 
 class Claims(Protocol):

@@ -12,6 +12,7 @@ from worker.failpoints import Failpoints, Point
 from worker.held import HeldJob
 from worker.jobs import PromptJob, seed_of
 from worker.outcomes import OutcomeBuilder
+from worker.pulse import Pulse
 from worker.records import Outcome
 
 COMMON_TENANT = ""  # no job can have it: a tenant's name has at least one character
@@ -38,7 +39,12 @@ class Stop:
     """Leave the loop after this, whatever runs."""
 
 
-Command = Add | Abort | Stop
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Go round once, so that an idle loop shows that it answers."""
+
+
+Command = Add | Abort | Ping | Stop
 
 
 class EngineStepFailed(Exception):
@@ -60,6 +66,7 @@ class EngineLoop:
         failpoints: Failpoints,
     ) -> None:
         self.engine = engine
+        self.pulse = Pulse()
         self._failpoints = failpoints
         self._outcomes = outcomes
         self._emit = emit
@@ -82,6 +89,7 @@ class EngineLoop:
                 if isinstance(command, Stop):
                     return
                 self._execute(command)
+            self.pulse.note()
             self._expire()
             self._step()
 
@@ -107,7 +115,9 @@ class EngineLoop:
         if request is not None:
             self._finish(request)
 
-    def _execute(self, command: Add | Abort) -> None:
+    def _execute(self, command: Add | Abort | Ping) -> None:
+        if isinstance(command, Ping):
+            return
         if isinstance(command, Abort):
             self._abort(command.execution_id)
             return

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, select, update
@@ -48,19 +48,24 @@ class WorkerDetail:
     record: WorkerRecord
     counters: WorkerCounters
     last_heartbeat_at: datetime
+    engine_answered_at: datetime | None  # None before its first heartbeat
     stopped_at: datetime | None
 
 
 def add_worker(connection: Connection, record: WorkerRecord) -> None:
     """Write the worker's row; one of the same name is started anew, its counters at zero."""
-    row = {**asdict(record), **asdict(WorkerCounters()), "last_heartbeat_at": record.started_at, "stopped_at": None}
+    row = {**asdict(record), **asdict(WorkerCounters()), "last_heartbeat_at": record.started_at}
+    row |= {"engine_answered_at": None, "stopped_at": None}
     statement = upserting(connection, WorkerRow).values(row)
     connection.execute(statement.on_conflict_do_update(index_elements=[WorkerRow.name], set_=row))
 
 
-def beat_worker(connection: Connection, name: str, counters: WorkerCounters, now: datetime) -> None:
-    """Write that the worker was alive at `now`, with its counters. An unknown name changes nothing."""
-    row = {**asdict(counters), "last_heartbeat_at": now}
+def beat_worker(
+    connection: Connection, name: str, counters: WorkerCounters, engine_age: timedelta, now: datetime
+) -> None:
+    """Write that the worker was alive at `now`, and its engine `engine_age` before, with its counters. An unknown name
+    changes nothing."""
+    row = {**asdict(counters), "last_heartbeat_at": now, "engine_answered_at": now - engine_age}
     connection.execute(update(WorkerRow).where(WorkerRow.name == name).values(row))
 
 
@@ -90,5 +95,6 @@ def _worker_detail(row: RowMapping) -> WorkerDetail:
         record=WorkerRecord(**fields(WorkerRecord)),
         counters=WorkerCounters(**fields(WorkerCounters)),
         last_heartbeat_at=row["last_heartbeat_at"],
+        engine_answered_at=row["engine_answered_at"],
         stopped_at=row["stopped_at"],
     )

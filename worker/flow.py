@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import redis
 
@@ -34,6 +35,8 @@ from worker.failpoints import Failpoints, parse_faults
 from worker.fleet import WorkerRecord
 from worker.function_pool import FunctionPool, RunningFunction
 from worker.functions import AllowList
+from worker.health import Health
+from worker.health_server import serving_health
 from worker.held import HeldJob, HeldJobs
 from worker.intake import Encode, Intake
 from worker.live import Live
@@ -138,6 +141,13 @@ class Flow:
             "presence": Beat(self._beat_in_sql, settings.beat_seconds, "beat in SQL"),
             "reconcile": Beat(chore.run, settings.sweep_seconds, "reconcile the queue with SQL"),
         }
+        self._health = Health(
+            *(settings, record.name, self._loop.pulse, self._held, model.engine.status),
+            claims_state=lambda: self.worker.claims_state,
+            beats={"Redis": self._beats["leases"], "SQL": self._beats["presence"]},
+            send=self._loop.send,
+        )
+        self.health_port: int | None = None  # while somebody may ask there
         self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
         appetite = Appetite(self._held, model.engine.config, model.engine.status)
         duty = SuspectDuty(
@@ -167,9 +177,14 @@ class Flow:
         """Drain the queues until the worker is told to stop, or in a burst until they are empty, and no job is delayed
         by less than the longest back-off.
 
-        Raises ServiceUnavailable or TryLater when a service is down at the start, and TryLater when a part of the
-        worker failed; whatever ends it, what was held has been handed back then, services permitting.
+        Raises ConfigurationError when the health endpoint cannot listen where it should, ServiceUnavailable or TryLater
+        when a service is down at the start, and TryLater when a part of the worker failed; whatever ends it, what was
+        held has been handed back then, services permitting.
         """
+        with serving_health(self._settings.health_listener(), self._health.report) as self.health_port:
+            self._run(burst=burst)
+
+    def _run(self, *, burst: bool) -> None:
         self._store.register_worker(self._record)
         try:
             self._queue.check_permissions()  # a claim that an ACL stops halfway would lose what it had popped
@@ -270,7 +285,8 @@ class Flow:
         self.worker.beat()
 
     def _beat_in_sql(self) -> None:
-        self._store.heartbeat_worker(self._record.name, self._persister.counters)
+        engine_age = timedelta(seconds=self._health.probe())
+        self._store.heartbeat_worker(self._record.name, self._persister.counters, engine_age)
 
     def _give_back_functions(self) -> None:
         self._queue.requeue(self.worker.take_functions())

@@ -65,6 +65,11 @@ class HeldJobs:
     def room(self) -> int:
         return self.capacity - len(self)
 
+    @property
+    def num_ended(self) -> int:
+        """Held jobs that have their outcome, but are not in SQL and acknowledged."""
+        return len(self._ended)
+
     def occupy(self, execution_id: str) -> None:
         """Count a plain function's execution too; the function pool has the rest of it."""
         with self._changed:

@@ -22,7 +22,7 @@ from rq.worker import DequeueStrategy, WorkerStatus
 from rq.worker_registration import clean_worker_registry, register
 
 from worker.connection import redis_errors
-from worker.drain import Drain
+from worker.drain import ClaimsState, Drain
 from worker.errors import ConfigurationError, ServiceUnavailable, TryLater
 from worker.function_shift import FunctionShift, ShiftLimits
 from worker.functions import NO_FUNCTIONS, AllowList
@@ -51,6 +51,7 @@ class PagemillWorker(FunctionWorker):
         JSON, and name no function but those.
         """
         super().__init__(*args, **self._restricted(options))
+        self.claims_state = ClaimsState.STARTING
         self._cancel: Callable[[str], None] = lambda job_id: None
         self._listener: Any = None  # RQ's thread that hears commands, once there is one
         self._same_within_seconds = 0.0
@@ -149,11 +150,13 @@ class PagemillWorker(FunctionWorker):
                 if not is_down:
                     logger.warning("claims stop: %s", error)
                 is_down = True
+                self.claims_state = ClaimsState.STOPPED
                 self.stopping.wait(OUTAGE_POLL_SECONDS)
                 continue
             if is_down:
                 logger.warning("claims go on")
             is_down = False
+            self.claims_state = ClaimsState.GOING
             self._show(WorkerStatus.BUSY if len(drain.held) else WorkerStatus.IDLE)
             if is_over:
                 return
@@ -167,6 +170,7 @@ class PagemillWorker(FunctionWorker):
 
     def finish_held(self, drain: Drain, drain_seconds: float) -> None:
         """Wait until nothing is held, the time is up, a second request to stop came or a thread died."""
+        self.claims_state = ClaimsState.ENDED
         deadline = time.monotonic() + drain_seconds
         if len(drain.held):
             logger.info("claims end; %d held jobs have %g s to finish", len(drain.held), drain_seconds)

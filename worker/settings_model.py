@@ -1,6 +1,7 @@
 """The settings: every field with its type, default, bounds and description. `worker.settings` fills them."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,6 +14,9 @@ REDIS_SCHEMES = ("redis", "rediss", "unix")
 DATABASE_SCHEMES = ("sqlite", "postgresql", "postgres", "sqlite+pysqlite", "postgresql+psycopg")
 QUEUE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) *(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):)?(?P<port>\d{1,5})", re.ASCII)
+LOCALHOST = "127.0.0.1"
+MAX_PORT = 65_535
 HIDDEN: Any = {"hidden": True}  # of a setting that no help mentions
 _UNIT_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -30,6 +34,30 @@ def parse_size(value: object) -> object:
     unit = match["unit"].lower().removesuffix("b")
     base = 1024 if unit.endswith("i") else 1000
     return int(float(match["number"]) * base ** _UNIT_EXPONENTS[unit.removesuffix("i")])
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int  # 0 is any that is free
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Return the address of "PORT" (on this machine alone), "HOST:PORT" or "[IPV6]:PORT"; ValueError if it is none."""
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None or int(match["port"]) > MAX_PORT:
+        raise ValueError("is not an address; write for example 8080, 0.0.0.0:8080 or [::1]:8080")
+    return Address((match["host"] or LOCALHOST).strip("[]"), int(match["port"]))
+
+
+def _is_address(text: str) -> str:
+    parse_address(text)
+    return text
 
 
 def _split_names(value: object) -> object:
@@ -188,6 +216,17 @@ class Settings(BaseModel):
     result_ttl_seconds: int = Field(
         default=86_400, ge=1, le=31_536_000, description="time a result stays in Redis; SQL keeps it"
     )
+    engine_timeout_seconds: float = Field(
+        default=60.0,
+        ge=1.0,
+        le=3600.0,
+        allow_inf_nan=False,
+        description="time after which an engine that neither steps nor answers is unhealthy",
+    )
+    health_address: Annotated[str, AfterValidator(_is_address)] | None = Field(
+        default=None,
+        description="where a worker serves /healthz and /livez: HOST:PORT, or PORT on this machine alone",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe message that is logged"
     )
@@ -214,6 +253,10 @@ class Settings(BaseModel):
                 f"retry_base_seconds {self.retry_base_seconds:g}"
             )
         return self
+
+    def health_listener(self) -> Address | None:
+        """Return where the health endpoint is to listen, if anywhere."""
+        return parse_address(self.health_address) if self.health_address else None
 
     def queue_url(self) -> str | None:
         """Return the Redis URL with its password, or None for the embedded queue."""

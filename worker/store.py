@@ -1,7 +1,7 @@
 """The job store: every write and read of a job's life in SQL, each method one transaction."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import Engine
 
@@ -116,10 +116,10 @@ class JobStore:
         with writing(self._engine) as connection:
             fleet.add_worker(connection, record)
 
-    def heartbeat_worker(self, name: str, counters: WorkerCounters) -> None:
-        """Write that the worker is alive, and its counters."""
+    def heartbeat_worker(self, name: str, counters: WorkerCounters, engine_age: timedelta) -> None:
+        """Write that the worker is alive, how long ago its engine was, and its counters."""
         with writing(self._engine) as connection:
-            fleet.beat_worker(connection, name, counters, self._clock())
+            fleet.beat_worker(connection, name, counters, engine_age, self._clock())
 
     def stop_worker(self, name: str) -> None:
         """Write that the worker stopped; the first such time stays."""

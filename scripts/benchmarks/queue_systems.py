@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ class NoStore(JobStore):
     def register_worker(self, record: WorkerRecord) -> None:
         pass
 
-    def heartbeat_worker(self, name: str, counters: WorkerCounters) -> None:
+    def heartbeat_worker(self, name: str, counters: WorkerCounters, engine_age: timedelta) -> None:
         pass
 
     def stop_worker(self, name: str) -> None:

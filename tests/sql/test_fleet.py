@@ -29,22 +29,22 @@ def test_life_of_a_worker(database: Engine) -> None:
     store = JobStore(database, clock=clock)
     record, counters = worker_of("w1"), WorkerCounters(3, 1, 4_000, 500, 2**40)
     store.register_worker(record)
-    assert store.workers() == (WorkerDetail(record, WorkerCounters(), record.started_at, None),)
+    assert store.workers() == (WorkerDetail(record, WorkerCounters(), record.started_at, None, None),)
     clock.now = after(5)
-    store.heartbeat_worker("w1", counters)
-    assert store.workers() == (WorkerDetail(record, counters, after(5), None),)
+    store.heartbeat_worker("w1", counters, timedelta(seconds=2))
+    assert store.workers() == (WorkerDetail(record, counters, after(5), after(3), None),)
     for clock.now in (after(9), after(99)):
         store.stop_worker("w1")
-    assert store.workers() == (WorkerDetail(record, counters, after(5), after(9)),)
+    assert store.workers() == (WorkerDetail(record, counters, after(5), after(3), after(9)),)
 
 
 def test_worker_of_the_same_name_starts_anew(store: JobStore) -> None:
     store.register_worker(worker_of("w1"))
-    store.heartbeat_worker("w1", WorkerCounters(jobs_done=3))
+    store.heartbeat_worker("w1", WorkerCounters(jobs_done=3), timedelta())
     store.stop_worker("w1")
     again = worker_of("w1", pid=4712, started_at=after(60))
     store.register_worker(again)
-    assert store.workers() == (WorkerDetail(again, WorkerCounters(), after(60), None),)
+    assert store.workers() == (WorkerDetail(again, WorkerCounters(), after(60), None, None),)
 
 
 def test_latest_worker_comes_first_and_strangers_change_nothing(store: JobStore) -> None:
@@ -52,7 +52,7 @@ def test_latest_worker_comes_first_and_strangers_change_nothing(store: JobStore)
     store.register_worker(worker_of("w2", started_at=after(1)))
     before = store.workers()
     assert [worker.record.name for worker in before] == ["w2", "w1"]
-    store.heartbeat_worker("unknown", WorkerCounters(jobs_done=1))
+    store.heartbeat_worker("unknown", WorkerCounters(jobs_done=1), timedelta())
     store.stop_worker("unknown")
     assert store.workers() == before
 

@@ -5,20 +5,26 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from importlib import metadata
 from typing import Any
 
 import click
+from rq.suspension import is_suspended
 
 from worker import schema
 from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json
 from worker.cli.queues import opened_queue, queue_name
+from worker.cli.stores import opened_store
 from worker.cli.tables import print_table
+from worker.cli.workers import WORKER_HOURS, WorkerState, worker_state
 from worker.database import parse_database_url, place_of
 from worker.errors import ConfigurationError, ExitCode, PagemillError
+from worker.fleet import WorkerDetail
 from worker.model_shape import locate_model
+from worker.policy import QueuePolicy
 from worker.settings import resolve_settings
 from worker.settings_model import Settings
 
@@ -49,7 +55,7 @@ class Check:
 @service_options
 @json_option
 def doctor(as_json: bool, **flags: Any) -> None:
-    """Check the settings, Redis, the database, the model and the installed packages.
+    """Check the settings, Redis, the database, the model, the installed packages, and the workers that run.
 
     Exits 78 when something is misconfigured, 69 when a service cannot be reached. Shows no passwords.
 
@@ -142,9 +148,55 @@ def _check_model(settings: Settings) -> tuple[Verdict, str]:
     return Verdict.OK, str(path)
 
 
+def _check_workers(settings: Settings) -> tuple[Verdict, str]:
+    """Tell of each worker that should be alive whether its engine answers, not only its process."""
+    now = datetime.now(UTC)
+    try:
+        schema.check(settings.sql_url())
+        with opened_store(settings) as store:
+            workers = [(worker, worker_state(worker, now, settings)) for worker in store.workers()]
+    except PagemillError:
+        return Verdict.WARN, "the database does not tell"
+    since = now - timedelta(hours=WORKER_HOURS)
+    live = [
+        (worker, state)
+        for worker, state in workers
+        if state is not WorkerState.STOPPED and worker.last_heartbeat_at > since
+    ]
+    if not live:
+        return Verdict.OK, "none is running"
+    is_well = all(state is WorkerState.RUNNING for _, state in live)
+    return Verdict.OK if is_well else Verdict.WARN, "; ".join(_describe(worker, state, now) for worker, state in live)
+
+
+def _describe(worker: WorkerDetail, state: WorkerState, now: datetime) -> str:
+    if state is WorkerState.SILENT:
+        return f"{worker.record.name} has been silent for {(now - worker.last_heartbeat_at).total_seconds():.0f} s"
+    if worker.engine_answered_at is None:
+        return f"{worker.record.name} is {state}, its engine has not answered yet"
+    age_seconds = max(0.0, (now - worker.engine_answered_at).total_seconds())
+    return f"{worker.record.name} is {state}, its engine answered {age_seconds:.0f} s ago"
+
+
+def _check_claims(settings: Settings) -> tuple[Verdict, str]:
+    """Tell what people have stopped, and may have forgotten."""
+    try:
+        with opened_queue(settings) as connection:
+            policy = QueuePolicy(connection)
+            paused, parked, suspended = policy.paused(), policy.parked(), is_suspended(connection)
+    except PagemillError:
+        return Verdict.WARN, "Redis does not tell"
+    stopped = ["all queues are suspended (rq resume ends that)"] if suspended else []
+    stopped += [f"{name} is paused (pagemill resume {name})" for name in sorted(paused)]
+    limited = [f"{number} jobs of {name} wait for tenants' limits" for name, number in sorted(parked.items())]
+    return Verdict.WARN if stopped else Verdict.OK, "; ".join([*stopped, *limited]) or "nothing is paused"
+
+
 SERVICE_CHECKS: dict[str, Callable[[Settings], tuple[Verdict, str]]] = {
     "data folder": _check_data_dir,
     "queue": _check_queue,
     "database": _check_database,
     "model": _check_model,
+    "claims": _check_claims,
+    "workers": _check_workers,
 }

@@ -15,6 +15,7 @@ from worker.cli.output import is_terminal, print_json, print_json_line
 from worker.cli.queues import opened_queue
 from worker.cli.stores import opened_store
 from worker.cli.tables import draw_table, print_table
+from worker.cli.workers import WORKER_HOURS, worker_state
 from worker.errors import PagemillError
 from worker.fleet import WorkerDetail
 from worker.lookups import BatchProgress
@@ -26,11 +27,18 @@ from worker.settings import load_settings
 from worker.settings_model import Settings
 from worker.store import JobStore
 
-SILENT_BEATS = 3  # heartbeats that a running worker may miss before it is shown as silent
-WORKER_HOURS = 24  # how long a worker that stopped or fell silent is shown
-
 QUEUE_COLUMNS = ("queue", "paused", "waiting", "parked", "running", "delayed", "done", "failed", "cancelled", "dead")
-WORKER_COLUMNS = ("worker", "state", "model", "device", "jobs done", "failed", "output tokens", "last heard of")
+WORKER_COLUMNS = (
+    "worker",
+    "state",
+    "model",
+    "device",
+    "jobs done",
+    "failed",
+    "output tokens",
+    "last heard of",
+    "engine answered",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +62,14 @@ class WorkerStatus:
     """One worker, as SQL last heard of it."""
 
     worker: str
-    state: str  # running, silent, stopped
+    state: str  # running, stuck (it beats, its engine does not answer), silent, stopped
     model: str
     device: str
     jobs_done: int
     jobs_failed: int
     completion_tokens: int
     last_heartbeat_at: datetime
+    engine_answered_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +171,16 @@ def _snapshots(settings: Settings, batch: str | None, interval: float | None) ->
 
 
 def _worker_status(worker: WorkerDetail, now: datetime, settings: Settings) -> WorkerStatus:
-    silent_s = (now - worker.last_heartbeat_at).total_seconds()
-    state = "silent" if silent_s > SILENT_BEATS * settings.beat_seconds else "running"
     return WorkerStatus(
         worker=worker.record.name,
-        state="stopped" if worker.stopped_at else state,
+        state=worker_state(worker, now, settings),
         model=worker.record.model,
         device=worker.record.device,
         jobs_done=worker.counters.jobs_done,
         jobs_failed=worker.counters.jobs_failed,
         completion_tokens=worker.counters.completion_tokens,
         last_heartbeat_at=worker.last_heartbeat_at,
+        engine_answered_at=worker.engine_answered_at,
     )
 
 
