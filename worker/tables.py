@@ -28,7 +28,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from worker.records import AttemptState, JobState
 
 REPLACEMENT_CHARACTER = "\ufffd"
-UNFINISHED = "state IN ('queued', 'running')"  # the condition of an index
+UNFINISHED = "state IN ('queued', 'running')"  # the condition of an index; a query must say it in the same words
+UNFINISHED_INDEX = "ix_jobs_enqueued_at_id"
 
 
 def utc_now() -> datetime:
@@ -135,7 +136,7 @@ class JobRow(Base):
         Index(None, "ended_at"),
         Index(None, "tenant", "model"),
         Index(
-            "ix_jobs_enqueued_at_id",
+            UNFINISHED_INDEX,
             "enqueued_at",
             "id",
             sqlite_where=text(UNFINISHED),
