@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from engine.cpu_threads import ThreadGovernor
 from engine.kv_cache import KVCache
 from engine.memory import keep_freed_memory
 from engine.paged_model import PagedModel
@@ -19,8 +20,10 @@ class ModelRunner:
     """Runs steps of one model over one KV cache."""
 
     def __init__(self, model: PagedModel, num_blocks: int, block_size: int) -> None:
-        if model.device.type == "cpu":
+        is_cpu = model.device.type == "cpu"
+        if is_cpu:
             keep_freed_memory()
+        self._threads = ThreadGovernor(torch.get_num_threads() if is_cpu else 1)
         self.model = model
         self.cache = KVCache(model.kv_shape(block_size), num_blocks, model.device)
 
@@ -32,6 +35,7 @@ class ModelRunner:
 
         Raises DeviceOutOfMemory.
         """
+        self._threads.begin()
         try:
             return self._run(plan)
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -42,6 +46,8 @@ class ModelRunner:
             if CPU_OUT_OF_MEMORY in str(error):
                 raise DeviceOutOfMemory(str(error)) from error
             raise
+        finally:
+            self._threads.end()
 
     def probe(self) -> None:
         """Run one token through block 0, which must be free. Raises whatever the model raises on it."""
