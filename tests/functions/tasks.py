@@ -1,5 +1,6 @@
 """Functions for the workers of the tests, and what they import: `getcwd` is no function of theirs."""
 
+import os
 import threading
 import time
 from os import getcwd
@@ -78,6 +79,17 @@ def note_failure(job: Job, connection: redis.Redis, kind: Any, error: Any, trace
 def note_stop(job: Job, connection: redis.Redis) -> None:
     """A callback of a job that was stopped."""
     connection.set(f"stopped:{job.id}", "yes")
+
+
+def report_pid() -> int:
+    """Say where this runs, until told to go on. Returns how often it was begun."""
+    job = current_job()
+    count = job.connection.rpush(f"pids:{job.id}", os.getpid())
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not job.connection.exists(f"go:{job.id}"):
+        assert time.monotonic() < deadline, "the test forgot the function"
+        time.sleep(0.01)
+    return int(count)
 
 
 def current_job() -> Job:

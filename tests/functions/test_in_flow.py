@@ -17,8 +17,10 @@ from tests.worker.fakes import ENDLESS, ScriptedRunner, answer, eventually, make
 from worker.client import submit
 from worker.queue import JobQueue
 from worker.queue_access import CancelOutcome, QueueAccess
+from worker.queue_records import FunctionRecord
 from worker.records import JobState
 from worker.store import JobStore
+from worker.suspects import Suspects
 
 TASKS = "tests.functions.tasks"
 ALL: dict[str, Any] = {"functions": (f"{TASKS}.*",)}
@@ -293,3 +295,36 @@ def test_callbacks_are_allow_listed_too(queue: Queue, sqlite_store: JobStore, na
         worker.stop()
     if name != "stopped":
         assert "'os.getcwd' is not among the functions" in reason(job)
+
+
+def test_function_that_takes_workers_down_is_dead_lettered(queue: Queue, sqlite_store: JobStore) -> None:
+    """As with prompts: suspects run apart, and a third crash alone is the last."""
+    connection = queue.connection
+    culprit = queue.enqueue(add, 1)
+    for number in range(3):
+        suspects = Suspects(connection, f"dead-{number}", 30.0, read=lambda fields: FunctionRecord())
+        job_queue = JobQueue(connection, f"dead-{number}", 30.0, read=lambda fields: FunctionRecord())
+        claimed = suspects.claim() if suspects.seek_duty(["default"]) else job_queue.claim(["default"], 1)
+        assert [claim.job_id for claim in claimed.functions] == [culprit.id]
+        connection.zadd(LEASES, dict.fromkeys(leases(connection), 1.0))
+        job_queue.sweep(["default"])
+        suspects.end_duty()
+    innocent = queue.enqueue(add, 2)
+    make_flow(connection, sqlite_store, **ALL).run(burst=True)
+    detail = sqlite_store.job(culprit.id)
+    assert detail is not None
+    assert (detail.state, detail.error_code) == (JobState.DEAD, "poison")
+    assert culprit.get_status() is JobStatus.FAILED
+    assert innocent.return_value(refresh=True) == 2
+
+
+def test_function_that_is_a_suspect_runs_apart(queue: Queue, sqlite_store: JobStore) -> None:
+    connection = queue.connection
+    jobs = [queue.enqueue(add, number) for number in range(5)]
+    job_queue = JobQueue(connection, "dead", 30.0, read=lambda fields: FunctionRecord())
+    job_queue.claim(["default"], 5)
+    connection.zadd(LEASES, dict.fromkeys(leases(connection), 1.0))
+    job_queue.sweep(["default"])
+    assert connection.llen("pagemill:suspects:default") > 1
+    make_flow(connection, sqlite_store, **ALL).run(burst=True)
+    assert [job.return_value(refresh=True) for job in jobs] == list(range(5))
