@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,14 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path, content: str, 
         assert next(jobs).payload["prompt"] == "a"
         with pytest.raises(PagemillError, match=words):
             next(jobs)
+
+
+def test_a_deadline_is_recorded_as_the_queue_has_it(run: Run, store: JobStore, canned_worker: CannedWorker) -> None:
+    job_id = run("submit", "x", "--deadline", "2099-01-01T00:00:00+02:00").stdout.strip()
+    recorded = store.job(job_id)
+    assert recorded is not None
+    assert recorded.deadline_at == datetime(2098, 12, 31, 22, tzinfo=UTC)
+    canned_worker.claim()
+    begun = store.job(job_id)
+    assert begun is not None
+    assert begun.deadline_at == recorded.deadline_at
