@@ -130,7 +130,7 @@ class Flow:
         suspects = self._suspects = Suspects(connection, record.name, settings.lease_seconds, read=self.worker.read)
         self._leases = Leases(job_queue, self._held, self._lose, self._cancel, suspects)
         repairs = RealRepairs(store, connection, settings.result_ttl_seconds)
-        chore = ReconcileChore(
+        chore = self._chore = ReconcileChore(
             Reconciler(store, connection, repairs),
             connection,
             settings.reconcile_seconds,
@@ -209,6 +209,8 @@ class Flow:
             thread.start()
         drain = Drain(self._claimer, self._delayed, self._held, self._failure, self._settings.sweep_seconds)
         try:
+            if burst:
+                self._reconcile_first()
             self.worker.drain_queues(drain, burst=burst)
             self._hand_back_unrecorded()
             self.worker.finish_held(drain, self._settings.drain_seconds)
@@ -218,6 +220,13 @@ class Flow:
             self._failure.report(error, "the main loop")
         finally:
             self._shut_down(threads)
+
+    def _reconcile_first(self) -> None:
+        """Rebuild a queue that was lost, if it is time to: a burst may be over before the first beat."""
+        try:
+            self._chore.run()
+        except (ServiceUnavailable, TryLater) as error:
+            logger.warning("the queue is not reconciled with SQL: %s", error)
 
     def _hand_back_unrecorded(self) -> None:
         try:

@@ -363,6 +363,13 @@ def test_a_worker_rebuilds_a_wiped_queue_and_finishes_what_it_held(
     assert all(count == 1 for count in runner.generations.values())
 
 
+def test_a_burst_rebuilds_the_queue_first(connection: redis.Redis, sqlite_store: JobStore, submit: Any) -> None:
+    ids = submit("one", "two")
+    connection.flushdb()
+    make_flow(connection, sqlite_store).run(burst=True)
+    assert sqlite_store.states(ids) == dict.fromkeys(ids, JobState.DONE)
+
+
 def test_results_in_redis_follow_a_rebuilt_job(
     connection: redis.Redis, sqlite_store: JobStore, submit: Any, reconcile: Any
 ) -> None:
