@@ -1,6 +1,7 @@
 """The pytest plugin of the suite's runs: writes each result as it comes, so that a crash loses none before it."""
 
 import json
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -33,6 +34,11 @@ class Reporter:
         """Write how a test, or its set-up or tear-down, ended."""
         if report.when == "call" or report.outcome != "passed":
             self._write(report.nodeid, report.outcome, report.longreprtext if report.failed else "")
+
+    def pytest_sessionfinish(self) -> None:
+        """End the processes that failed tests have left: Python would wait for them at its exit."""
+        for child in multiprocessing.active_children():
+            child.kill()
 
 
 def pytest_configure(config: pytest.Config) -> None:

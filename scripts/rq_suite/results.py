@@ -83,11 +83,10 @@ def judge(result: Result, exclusion: Exclusion | None) -> Verdict:
     """Return what a result means under the list."""
     if result.outcome is Outcome.SKIPPED:
         return Verdict.SKIPPED
-    if exclusion is None:
-        return Verdict.PASSED if result.outcome is Outcome.PASSED else Verdict.FAILED
-    if result.outcome is Outcome.PASSED and exclusion.expectation is Expectation.FAILS:
-        return Verdict.STALE
-    return Verdict.EXCLUDED
+    if result.outcome is Outcome.PASSED:
+        is_stale = exclusion is not None and exclusion.expectation is Expectation.FAILS
+        return Verdict.STALE if is_stale else Verdict.PASSED
+    return Verdict.FAILED if exclusion is None else Verdict.EXCLUDED
 
 
 def unknown_exclusions(exclusions: Iterable[Exclusion], results: Iterable[Result]) -> list[str]:

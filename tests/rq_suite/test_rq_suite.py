@@ -55,7 +55,7 @@ def test_each_exclusion_has_its_reason() -> None:
         (Outcome.FAILED, Expectation.FAILS, Verdict.EXCLUDED),
         (Outcome.PASSED, Expectation.FAILS, Verdict.STALE),
         (Outcome.NOT_RUN, Expectation.NOT_RUN, Verdict.EXCLUDED),
-        (Outcome.PASSED, Expectation.FLAKY, Verdict.EXCLUDED),
+        (Outcome.PASSED, Expectation.FLAKY, Verdict.PASSED),
         (Outcome.FAILED, Expectation.FLAKY, Verdict.EXCLUDED),
     ],
 )
