@@ -94,7 +94,7 @@ def test_a_database_that_is_away_keeps_all_out(run: Run, empty_queue: redis.Redi
     assert empty_queue.keys("rq:*") == []
 
 
-@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize("flags", [[], ["--json"], ["--wait"]])
 def test_jobs_that_redis_refuses_are_recorded(run: Run, store: JobStore, tmp_path: Path, flags: list[str]) -> None:
     with closing(connect(None, tmp_path / "full")) as connection:
         connection.config_set("maxmemory", 1)
@@ -102,7 +102,7 @@ def test_jobs_that_redis_refuses_are_recorded(run: Run, store: JobStore, tmp_pat
     assert result.exit_code == 75
     assert "0 jobs are in the queue, 2 more are recorded in SQL" in result.stderr
     assert "pagemill reconcile" in result.stderr
-    ids = json.loads(result.stdout)["ids"] if flags else result.stdout.split()
+    ids = json.loads(result.stdout)["ids"] if "--json" in flags else result.stdout.split()
     assert store.states(ids) == dict.fromkeys(ids, JobState.QUEUED)
     assert len(ids) == 2
 

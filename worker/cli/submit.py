@@ -1,6 +1,5 @@
 """`pagemill submit`: prompts into SQL and the queue. Imports neither the engine nor SQLAlchemy: it answers at once."""
 
-import collections
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from worker.cli.prompts import (
 )
 from worker.cli.queues import opened_queue
 from worker.cli.waiting import print_ends
-from worker.errors import ExitCode, InvalidJob
+from worker.errors import ExitCode, InvalidJob, PagemillError
 from worker.policy import QueuePolicy
 from worker.recording import recorder_of
 from worker.settings import load_settings
@@ -111,7 +110,7 @@ def submit(
         elif not wait:
             _print_ids(chunks, num_jobs)
         else:
-            collections.deque(chunks, maxlen=0)
+            _accept_all(chunks)
             _mention_pause(connection, settings.queues[0])
             failed = print_ends(connection, names, as_json=as_json)
             if failed:
@@ -150,6 +149,18 @@ def _print_ids(chunks: Iterable[tuple[str, ...]], num_jobs: int) -> None:
             progress.draw(num_accepted)
     finally:
         progress.clear()
+
+
+def _accept_all(chunks: Iterable[tuple[str, ...]]) -> None:
+    """Have all jobs accepted before waiting for any; print the ids of those that were where an error comes."""
+    ids: list[str] = []
+    try:
+        for chunk in chunks:
+            ids += chunk
+    except PagemillError:
+        if ids:
+            click.echo("\n".join(ids))
+        raise
 
 
 def _print_document(chunks: Iterable[tuple[str, ...]], queue: str, batch_id: str | None) -> None:
