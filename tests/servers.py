@@ -23,6 +23,13 @@ def find_binary(name: str) -> Path:
     return found
 
 
+def knows_tls(name: str) -> bool:
+    """Tell whether the server was built with TLS: asked for it without a certificate, it then names that."""
+    command: list[str | Path] = [find_binary(name), "--port", "0", "--tls-port", "1"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+    return "tls-cert-file" in done.stdout
+
+
 @contextmanager
 def running_server(name: str, folder: Path, *lines: str) -> Iterator[Path]:
     """Run a server with these lines of configuration, in `folder`; give the path of its unix socket."""
