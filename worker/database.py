@@ -14,10 +14,10 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from worker.driver_errors import driver_reason, is_missing_schema, is_read_only, is_sqlite_unavailable
+from worker.driver_errors import driver_reason, is_missing_schema, is_refused, is_sqlite_unavailable
 from worker.errors import ConfigurationError, ServiceUnavailable
 from worker.tables import Base
 
@@ -116,6 +116,8 @@ def database_errors(url: URL) -> Iterator[None]:
                 f"the database at {place_of(url)} lacks a table or column: {_reason(cause, url)}; "
                 "run `pagemill db upgrade`"
             ) from None
+        if _is_unknown_to_libpq(error):
+            raise ConfigurationError(f"database_url: {_reason(cause, url)}") from None
         if _is_unavailable(error):
             raise ServiceUnavailable(f"cannot use the database at {place_of(url)}: {_reason(cause, url)}") from None
         raise
@@ -181,11 +183,16 @@ def _open_postgresql(url: URL, busy_timeout_ms: int) -> Engine:
     return create_engine(url, connect_args=arguments, pool_pre_ping=True, hide_parameters=True)
 
 
+def _is_unknown_to_libpq(error: DBAPIError) -> bool:
+    """Tell whether the URL has an option, or a value of one, that was refused before any server was asked."""
+    return isinstance(error, ProgrammingError) and getattr(error.orig, "sqlstate", "") is None
+
+
 def _is_unavailable(error: DBAPIError) -> bool:
     cause = error.orig
     if isinstance(cause, sqlite3.Error):
         return is_sqlite_unavailable(cause)
-    return is_read_only(cause) or error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+    return is_refused(cause) or error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
 
 
 def _reason(cause: BaseException | None, url: URL) -> str:

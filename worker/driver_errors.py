@@ -6,7 +6,10 @@ from urllib.parse import quote
 
 _SQLITE_NO_SCHEMA = ("no such table", "no such column", "has no column named")
 _POSTGRESQL_NO_SCHEMA = {"42P01", "42703"}  # undefined_table, undefined_column
-_POSTGRESQL_READ_ONLY = "25006"  # a standby, or a fail-over under way
+_POSTGRESQL_REFUSED = {
+    "25006",  # read_only_sql_transaction: a standby, or a fail-over under way
+    "42501",  # insufficient_privilege: the user lacks a grant
+}
 
 
 def is_missing_schema(cause: BaseException | None) -> bool:
@@ -24,9 +27,10 @@ def is_sqlite_unavailable(cause: sqlite3.Error) -> bool:
     return is_operational or code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 
-def is_read_only(cause: BaseException | None) -> bool:
-    """Tell whether a PostgreSQL server takes no writes at present."""
-    return getattr(cause, "sqlstate", None) == _POSTGRESQL_READ_ONLY
+def is_refused(cause: BaseException | None) -> bool:
+    """Tell whether a PostgreSQL server takes a statement from nobody at present, or not from this user: it is no fault
+    of the statement."""
+    return getattr(cause, "sqlstate", None) in _POSTGRESQL_REFUSED
 
 
 def driver_reason(cause: BaseException | None, secrets: Iterable[object]) -> str:

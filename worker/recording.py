@@ -113,7 +113,10 @@ def _open(url: str) -> DriverDatabase:
     scheme, separator, rest = url.partition("://")
     kind = scheme.partition("+")[0]
     if separator and kind == "sqlite":
-        return SqliteDatabase(Path(rest.removeprefix("/").partition("?")[0]))
+        path = rest.partition("?")[0]
+        if not path.startswith("/") or path in ("/", "/:memory:"):
+            raise ConfigurationError("database_url: SQLite needs a file, as in sqlite:///file.db")
+        return SqliteDatabase(Path(path.removeprefix("/")))
     if separator and kind in ("postgresql", "postgres"):
         # The driver takes a while to import as well: only where it is used.
         opened: Callable[[str], DriverDatabase] = importlib.import_module(

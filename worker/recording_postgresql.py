@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import psycopg
 
-from worker.driver_errors import driver_reason, is_missing_schema, is_read_only
+from worker.driver_errors import driver_reason, is_missing_schema, is_refused
 from worker.errors import ConfigurationError, ServiceUnavailable
 
 CONNECT_TIMEOUT_S = 5
@@ -69,17 +69,14 @@ class PostgresqlDatabase:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except psycopg.ProgrammingError as error:
+        except psycopg.Error as error:
             reason = driver_reason(error, self._secrets)
             if is_missing_schema(error):
                 raise ConfigurationError(
                     f"the database at {self._place} lacks a table or column: {reason}; run `pagemill db upgrade`"
                 ) from None
-            if error.sqlstate is None:
+            if isinstance(error, psycopg.ProgrammingError) and error.sqlstate is None:
                 raise ConfigurationError(f"database_url: {reason}") from None
-            raise
-        except psycopg.Error as error:
-            if is_read_only(error) or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-                reason = driver_reason(error, self._secrets)
+            if is_refused(error) or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
                 raise ServiceUnavailable(f"cannot use the database at {self._place}: {reason}") from None
             raise

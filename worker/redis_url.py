@@ -55,7 +55,8 @@ def describe_url(url: str) -> str:
         return MALFORMED
     if parts.scheme == "unix":
         return f"unix://{parts.path}"
-    return f"{parts.scheme}://{host or 'localhost'}{f':{port}' if port else ''}{parts.path}"
+    path = parts.path if _DATABASE_PATH.fullmatch(parts.path) else ""  # anything else is a mistake, and whose?
+    return f"{parts.scheme}://{host or 'localhost'}{f':{port}' if port else ''}{path}"
 
 
 def _holds_raw_password(parts: SplitResult) -> bool:

@@ -1,5 +1,5 @@
 """Fixtures of the security tests."""
 
-from tests.worker.conftest import sqlite_file, sqlite_store
+from tests.worker.conftest import connection, sqlite_file, sqlite_store
 
-__all__ = ["sqlite_file", "sqlite_store"]
+__all__ = ["connection", "sqlite_file", "sqlite_store"]
