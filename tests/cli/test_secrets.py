@@ -66,6 +66,7 @@ def invocations() -> Iterator[tuple[str, ...]]:
             *(part for option in options for part in (option.opts[0], "1")),
             *("x" for _ in arguments),
             *(("x",) if name == "submit" else ()),
+            *(("--no-restart",) if any(parameter.name == "restart" for parameter in command.params) else ()),
         )
 
 
