@@ -44,7 +44,7 @@ from worker.outcomes import OutcomeBuilder
 from worker.persister import Persister
 from worker.progress import WorkerProgress
 from worker.queue import JobQueue
-from worker.reconcile_chore import ReconcileChore
+from worker.reconcile_chore import ReconcileChore, rest
 from worker.reconciling import RealRepairs, Reconciler
 from worker.records import Lease
 from worker.rq_worker import PagemillWorker
@@ -131,7 +131,7 @@ class Flow:
         self._leases = Leases(job_queue, self._held, self._lose, self._cancel, suspects)
         repairs = RealRepairs(store, connection, settings.result_ttl_seconds)
         chore = self._chore = ReconcileChore(
-            Reconciler(store, connection, repairs),
+            Reconciler(store, connection, repairs, rest),
             connection,
             settings.reconcile_seconds,
             stopped=lambda: self._beats["reconcile"].is_stopped,

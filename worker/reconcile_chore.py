@@ -1,6 +1,7 @@
 """When a worker reconciles: every now and then, and at once after Redis was wiped, restarted or replaced."""
 
 import logging
+import time
 from collections.abc import Callable
 
 import redis
@@ -8,13 +9,19 @@ import redis
 from worker.connection import redis_errors
 from worker.errors import PagemillError
 from worker.queue_scripts import QueueScripts
-from worker.reconciling import SILENT_SECONDS, Finding, Findings, Reconciler
+from worker.reconciling import REPAIRED, SILENT_SECONDS, Finding, Findings, Reconciler
 
 MARKER_KEY = "pagemill:reconciled"  # it stays until somebody is to reconcile again
 HOLD_SECONDS = 60  # that the marker stays without news of the worker that reconciles
-REPAIRS = (Finding.REBUILT, Finding.EXPIRED, Finding.CANCELLED, Finding.ADOPTED)
+REST_SHARE = 3.0  # of the time that a page takes in which nothing is amiss
+LONGEST_REST_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
+
+
+def rest(seconds: float) -> None:
+    """Leave the processor to the engine's thread for most of the time."""
+    time.sleep(min(REST_SHARE * seconds, LONGEST_REST_SECONDS))
 
 
 class ReconcileChore:
@@ -51,6 +58,6 @@ class ReconcileChore:
             self._connection.pexpire(MARKER_KEY, max(1, round(seconds * 1000)))
 
     def _tell(self, findings: Findings) -> None:
-        done = ", ".join(f"{findings[finding]} {finding}" for finding in REPAIRS if findings[finding])
+        done = ", ".join(f"{findings[finding]} {finding}" for finding in REPAIRED if findings[finding])
         if done:
             logger.warning("the queue had lost jobs that SQL has: %s", done)

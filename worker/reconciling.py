@@ -8,6 +8,7 @@ rest. So a job need not be old to be looked at: its producer's own write, should
 
 import json
 import logging
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -46,8 +47,15 @@ class Finding(StrEnum):
     UNREADABLE = "unreadable"  # its payload in SQL is not JSON
 
 
+REPAIRED = (Finding.REBUILT, Finding.EXPIRED, Finding.CANCELLED, Finding.ADOPTED)
+
 Findings = Mapping[Finding, int]
 Tell = Callable[[int, int], None]  # jobs looked at so far, jobs in all
+Rest = Callable[[float], None]  # gets the seconds that a page took in which nothing was amiss
+
+
+def no_rest(seconds: float) -> None:
+    """Go on at once."""
 
 
 class Repairs(Protocol):
@@ -109,10 +117,12 @@ class RealRepairs:
 class Reconciler:
     """Compares SQL with Redis, page by page: memory is that of a page, and of 8 bytes for each job that waits."""
 
-    def __init__(self, store: JobStore, connection: redis.Redis, repairs: Repairs) -> None:
+    def __init__(self, store: JobStore, connection: redis.Redis, repairs: Repairs, rest: Rest = no_rest) -> None:
+        """`rest` may pause where there is no hurry: whoever runs an engine beside this needs the processor."""
         self._store = store
         self._connection = connection
         self._repairs = repairs
+        self._rest = rest
 
     def run(self, tell: Tell, stopped: Callable[[], bool]) -> Findings:
         """Look at every job that has not ended, and at every record of Redis; repair what is amiss.
@@ -123,10 +133,13 @@ class Reconciler:
         places = QueuePlaces(self._connection)
         findings: Counter[Finding] = Counter()
         adrift = self._look_through_sql(places, findings, tell, stopped)
+        started = time.monotonic()
         for job_ids in places.strays():
             if stopped() or len(adrift) >= MAX_SUSPECTED:
                 break
             adrift.update(job_ids)
+            self._rest(time.monotonic() - started)
+            started = time.monotonic()
         findings[Finding.ADOPTED] = self._repairs.adopt(adrift)
         return {finding: findings[finding] for finding in Finding}
 
@@ -139,6 +152,7 @@ class Reconciler:
         last: UnfinishedJob | None = None
         num_seen = 0
         while unfinished.last_enqueued_at is not None and not stopped():
+            started, num_repaired = time.monotonic(), _num_repaired(findings)
             page = self._store.unfinished(last, unfinished.last_enqueued_at, PAGE_JOBS)
             if not page:
                 break
@@ -146,6 +160,8 @@ class Reconciler:
             adrift.update(self._look_at(page, places, findings))
             num_seen += len(page)
             tell(num_seen, max(num_seen, unfinished.number))
+            if _num_repaired(findings) == num_repaired:
+                self._rest(time.monotonic() - started)
         return adrift
 
     def _look_at(self, page: Sequence[UnfinishedJob], places: QueuePlaces, findings: Counter[Finding]) -> Sequence[str]:
@@ -164,6 +180,10 @@ class Reconciler:
         with redis_errors():
             seconds, microseconds = self._connection.time()
         return datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=microseconds)
+
+
+def _num_repaired(findings: Findings) -> int:
+    return sum(findings[finding] for finding in REPAIRED)
 
 
 def _finding(job: UnfinishedJob, place: Place, now: datetime) -> Finding:

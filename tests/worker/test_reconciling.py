@@ -363,6 +363,21 @@ def test_a_worker_rebuilds_a_wiped_queue_and_finishes_what_it_held(
     assert all(count == 1 for count in runner.generations.values())
 
 
+def test_it_rests_only_where_nothing_is_amiss(connection: redis.Redis, sqlite_store: JobStore, submit: Any) -> None:
+    ids = submit(*(f"question {number}" for number in range(2 * PAGE_JOBS)))
+    connection.delete(f"rq:job:{ids[0]}")
+    repairs = RealRepairs(sqlite_store, connection, 60)
+
+    def events_of_a_round() -> list[str]:
+        events: list[str] = []
+        reconciler = Reconciler(sqlite_store, connection, repairs, lambda seconds: events.append("rest"))
+        reconciler.run(lambda seen, total: events.append("page"), lambda: False)
+        return events
+
+    assert events_of_a_round()[:3] == ["page", "page", "rest"]
+    assert events_of_a_round()[:4] == ["page", "rest", "page", "rest"]
+
+
 def test_a_burst_rebuilds_the_queue_first(connection: redis.Redis, sqlite_store: JobStore, submit: Any) -> None:
     ids = submit("one", "two")
     connection.flushdb()
