@@ -5,6 +5,7 @@ those of `worker.tables`.
 """
 
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -46,10 +47,11 @@ class DriverDatabase(Protocol):
 
 
 class SqlRecorder:
-    """Writes jobs as queued."""
+    """Writes jobs as queued. Safe to use from several threads, one after the other."""
 
     def __init__(self, database: DriverDatabase) -> None:
         self._database = database
+        self._turn = threading.Lock()
         self._insert_batches = _statement(INSERT_BATCHES, database, len(BATCH_COLUMNS))
         self._insert_jobs = _statement(INSERT_JOBS, database, len(JOB_COLUMNS))
 
@@ -60,7 +62,8 @@ class SqlRecorder:
         jobs = [self._job_row(queue, record) for record in records]
         unique = {row[0]: row for row in reversed(batches)}  # the first of each
         statements = [(self._insert_batches, [unique[batch_id] for batch_id in sorted(unique)])] if unique else []
-        self._database.write([*statements, (self._insert_jobs, sorted(jobs, key=lambda row: str(row[0])))])
+        with self._turn:
+            self._database.write([*statements, (self._insert_jobs, sorted(jobs, key=lambda row: str(row[0])))])
 
     def _batch_row(self, record: QueueRecord) -> tuple[Any, ...]:
         payload = record.payload

@@ -1,6 +1,7 @@
 """Recording submitted jobs through the drivers: the rows are those that SQLAlchemy writes and reads."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,13 @@ def test_all_of_a_call_or_nothing_is_recorded(recorder: SqlRecorder, store: JobS
     with pytest.raises(ValueError, match="Invalid isoformat"):
         recorder.record("default", [record_of(claim_of("a")), broken])
     assert store.states(["a", "b"]) == {}
+
+
+def test_threads_may_share_a_recorder(recorder: SqlRecorder, store: JobStore) -> None:
+    chunks = [[record_of(claim_of(f"{chunk}-{place}")) for place in range(20)] for chunk in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda chunk: recorder.record("default", chunk), chunks))
+    assert store.count_unfinished().number == 240
 
 
 def test_a_database_without_tables_is_named(empty_database_url: str) -> None:
