@@ -37,7 +37,11 @@ def _attend_chunk(q: Tensor, keys: Tensor, values: Tensor, chunk: ChunkPart, rul
         rows, seen = slice(tile.start, tile.stop), slice(tile.first_key, tile.stop_key)
         scores = _scores(q[:, rows].flatten(1, 2), k[:, seen], rules)
         scores[:, :, -tile.mask.shape[1] :] += tile.mask
-        weights = _weights(scores.view(*q[:, rows].shape[:3], -1), rules).flatten(1, 2)
+        scores = scores.view(*q[:, rows].shape[:3], -1)
+        if rules.slopes is not None:
+            keys_at = torch.arange(tile.first_key, tile.stop_key)
+            _add_slopes(scores, rules.slopes, keys_at - keys_at[tile.start - tile.stop :, None])
+        weights = _weights(scores, rules).flatten(1, 2)
         output[:, rows] = torch.bmm(weights, v[:, seen]).view_as(q[:, rows])
 
 
@@ -48,6 +52,8 @@ def _attend_decodes(q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, r
     own_scores = own_scores.view(num_kv_heads, num_rows, per_head, -1)
     if part.own.mask is not None:
         own_scores += part.own.mask
+    if rules.slopes is not None:
+        _add_slopes(own_scores, rules.slopes, part.own_distances + torch.arange(part.own.num_keys))
     own_values = _gather(values, part.own.block_ids, num_rows)
     if not part.shared:
         return torch.bmm(_weights(own_scores, rules).flatten(0, 1), own_values).view(q.shape)
@@ -58,6 +64,8 @@ def _attend_decodes(q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, r
     scores[..., width:] = own_scores
     for shared in part.shared:
         _put_shared_scores(scores, q, keys, shared, rules)
+    if rules.slopes is not None:
+        _add_slopes(scores[..., :width], rules.slopes, part.shared_distances + torch.arange(width))
     weights = _weights(scores, rules)
     output = torch.bmm(weights[..., width:].flatten(0, 1), own_values).view(q.shape)
     for shared in part.shared:
@@ -95,6 +103,12 @@ def _scores(queries: Tensor, keys: Tensor, rules: ScoreRules) -> Tensor:
     ignored = queries.new_empty(1, 1, 1)
     scores = torch.baddbmm(ignored, queries, keys.transpose(1, 2), beta=0, alpha=rules.scale)
     return scores if rules.softcap is None else scores.div_(rules.softcap).tanh_().mul_(rules.softcap)
+
+
+def _add_slopes(scores: Tensor, slopes: Tensor, distances: Tensor) -> None:
+    """Add slopes times key position - query position, [num_rows, num_keys], to scores as `_weights` takes them."""
+    by_head = slopes.float().view(scores.shape[0], 1, scores.shape[2], 1)
+    scores += (by_head * distances[:, None]).to(scores.dtype)
 
 
 def _weights(scores: Tensor, rules: ScoreRules) -> Tensor:

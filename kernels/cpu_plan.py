@@ -65,6 +65,8 @@ class DecodePart:
     shared: tuple[SharedPart, ...]
     num_shared_keys: int  # columns before the own keys
     has_gaps: bool  # whether some row has fewer shared keys than there are columns
+    own_distances: Tensor  # [num_rows, 1] position of the first own column minus the query's
+    shared_distances: Tensor  # [num_rows, 1] the same of the first shared column
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +211,17 @@ def _decode_part(decodes: Sequence[_Decode], size: int, dtype: torch.dtype) -> D
     blocks_of = {group: decodes[positions[0]].sequence.block_ids for group, positions in members.items()}
     shared = tuple(_shared_part(groups, members, blocks_of, size, dtype) for groups in alike)
     num_shared_keys = max((part.runs.num_keys for part in shared), default=0)
+    own_runs = [decode.own_run(size) for decode in decodes]
+    positions = torch.tensor([decode.sequence.num_context for decode in decodes])
     return DecodePart(
         rows=torch.tensor([decode.row for decode in decodes]),
-        own=_runs([decode.own_run(size) for decode in decodes], size, dtype),
+        own=_runs(own_runs, size, dtype),
         shared=shared,
         num_shared_keys=num_shared_keys,
         has_gaps=sum(map(len, members.values())) < len(decodes)
         or any(part.runs.num_keys < num_shared_keys for part in shared),
+        own_distances=1 - torch.tensor([run.stop_key for run in own_runs])[:, None],
+        shared_distances=-positions[:, None],
     )
 
 

@@ -3,20 +3,18 @@
 Triton is imported on first use: a machine without a GPU need not have it.
 """
 
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from kernels import cpu, cpu_plan
+from kernels import cpu, cpu_plan, triton_plan
 from kernels.cpu_plan import CpuPlan
 from kernels.paged_batch import PagedBatch
 from kernels.score_rules import ScoreRules
+from kernels.triton_plan import SplitRule, TritonPlan
 
-if TYPE_CHECKING:
-    from kernels.triton_attention import TritonPlan
-
-AttentionPlan: TypeAlias = Union[CpuPlan, "TritonPlan"]
+AttentionPlan: TypeAlias = CpuPlan | TritonPlan
 
 
 def plan_attention(
@@ -31,9 +29,8 @@ def plan_attention(
     """Prepare one step's attention for every layer of that window. `dtype` is that of queries and caches."""
     if device.type == "cpu":
         return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, window)
-    from kernels import triton_attention
-
-    return triton_attention.plan_attention(batch, num_heads // num_kv_heads, dtype, device)
+    rule = SplitRule.of(device, num_kv_heads)
+    return triton_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, device, rule, window)
 
 
 def paged_attention(

@@ -1,5 +1,8 @@
 """Oracles: each kernel's meaning in the plainest torch, float32 inside. Slow, and right."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -17,6 +20,25 @@ def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     for token, slot in enumerate(slot_mapping.tolist()):
         key_cache[slot // block_size, slot % block_size] = key[token]
         value_cache[slot // block_size, slot % block_size] = value[token]
+
+
+def merge_parts(
+    part_outputs: Tensor, part_lse: Tensor, parts_of: Sequence[Sequence[int]], sinks: Tensor | None
+) -> Tensor:
+    """Return attention over several ranges of keys, given the output over each and its log-sum-exp.
+
+    part_outputs: [num_parts, num_heads, head_dim]; part_lse: [num_parts, num_heads], log2 of the sum of the
+    exponentials, -inf for a part that sees nothing. `parts_of` lists each query's parts. Returns [num_queries,
+    num_heads, head_dim].
+    """
+    merged = []
+    for parts in parts_of:
+        lse = part_lse[list(parts)].double() * math.log(2)  # [num_parts, num_heads]
+        if sinks is not None:
+            lse = torch.cat((lse, sinks.double()[None]))
+        weights = lse.softmax(dim=0)[: len(parts), :, None]
+        merged.append((weights * part_outputs[list(parts)]).sum(dim=0))
+    return torch.stack(merged).float()
 
 
 def paged_attention(
@@ -42,6 +64,8 @@ def paged_attention(
             scores = torch.tanh(scores / rules.softcap) * rules.softcap
         positions = torch.arange(sequence.num_tokens, device=query.device)
         distances = positions[sequence.num_context :, None] - positions[None, :]  # [num_new, num_tokens]
+        if rules.slopes is not None:
+            scores = scores - rules.slopes.float()[:, None, None] * distances
         visible = distances >= 0
         if rules.window is not None:
             visible &= distances < rules.window

@@ -66,6 +66,7 @@ LAYOUTS: dict[str, tuple[SequenceLayout, ...]] = {
         SequenceLayout(0, 33),
         SequenceLayout(131, 30, (("document", 128),), 1),
     ),
+    "window": (SequenceLayout(150, 1), SequenceLayout(100, 40), SequenceLayout(39, 1), SequenceLayout(10, 70)),
     "nested": (
         *(SequenceLayout(230 + n, 1, (*TEMPLATE, ("one", 128))) for n in range(3)),
         *(SequenceLayout(232, n, (*TEMPLATE, ("two", 128))) for n in (1, 6)),

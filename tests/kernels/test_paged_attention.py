@@ -51,7 +51,14 @@ RULES = {
     "window-1000": ScoreRules(0.17, window=1000),
     "softcap": ScoreRules(0.5, softcap=2.0),
     "sinks": ScoreRules(0.17, sinks=torch.linspace(-2.0, 3.0, 9)),
-    "all": ScoreRules(0.5, window=33, softcap=3.0, sinks=torch.linspace(3.0, -2.0, 9)),
+    "slopes": ScoreRules(0.17, slopes=torch.logspace(-0.5, -8, 9, base=2.0)),
+    "all": ScoreRules(
+        0.5,
+        window=33,
+        softcap=3.0,
+        sinks=torch.linspace(3.0, -2.0, 9),
+        slopes=torch.logspace(-1, -9, 9, base=2.0),
+    ),
 }
 
 

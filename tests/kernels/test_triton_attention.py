@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels import ops, reference, triton_attention
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.score_rules import ScoreRules
+from kernels.triton_plan import SplitRule, TritonPlan, plan_attention
 from tests.kernels.cases import LAYOUTS, AttentionCase, Heads, build_case
 from tests.kernels.triton_device import triton_device
 
@@ -18,6 +19,10 @@ if DEVICE.type == "cpu":
     del TOLERANCES[torch.bfloat16]  # whose bits the interpreter multiplies as integers
 BASIC_LAYOUTS = ("decodes", "chunks", "mixed")
 GQA = Heads(num_heads=6, num_kv_heads=2, head_dim=64)
+WHOLE = SplitRule(num_programs=1, min_saved_keys=10**9)
+SPLIT = SplitRule(num_programs=10**6, min_part_keys=64, min_saved_keys=10**9)
+SHARED = SplitRule(num_programs=1, min_saved_keys=64)
+SHARED_AND_SPLIT = SplitRule(num_programs=10**6, min_part_keys=64, min_saved_keys=64)
 
 
 def poisoned_case(
@@ -35,24 +40,24 @@ def poisoned_case(
     return replace(case, query=query, key_cache=key_cache, value_cache=value_cache)
 
 
-def plan_for(case: AttentionCase) -> triton_attention.TritonPlan:
+def plan_for(case: AttentionCase, rule: SplitRule = WHOLE) -> TritonPlan:
     queries_per_kv_head = case.query.shape[1] // case.key_cache.shape[2]
-    return triton_attention.plan_attention(case.batch, queries_per_kv_head, case.query.dtype, DEVICE)
+    return plan_attention(case.batch, queries_per_kv_head, case.query.dtype, DEVICE, rule, case.rules.window)
 
 
-def attend(case: AttentionCase) -> Tensor:
-    return triton_attention.paged_attention(case.query, case.key_cache, case.value_cache, plan_for(case), case.rules)
+def attend(case: AttentionCase, rule: SplitRule = WHOLE) -> Tensor:
+    plan = plan_for(case, rule)
+    return triton_attention.paged_attention(case.query, case.key_cache, case.value_cache, plan, case.rules)
 
 
-def check(case: AttentionCase) -> None:
+def check(case: AttentionCase, rule: SplitRule = WHOLE) -> None:
     expected = reference.paged_attention(case.query, case.key_cache, case.value_cache, case.batch, case.rules)
     assert expected.isfinite().all()
     tolerance = TOLERANCES[case.query.dtype]
-    torch.testing.assert_close(attend(case), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(attend(case, rule), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32])
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 8), (80, 16), (128, 32)])
 @pytest.mark.parametrize("queries_per_kv_head", [1, 3, 8])
 @pytest.mark.parametrize("layout", BASIC_LAYOUTS)
 def test_equals_the_oracle(layout: str, queries_per_kv_head: int, head_dim: int, block_size: int) -> None:
@@ -66,6 +71,60 @@ def test_other_types_and_widths(layout: str, dtype: torch.dtype, head_dim: int) 
     check(poisoned_case(layout, Heads(3, 1, head_dim), dtype=dtype))
 
 
+def rules_for(heads: Heads) -> dict[str, ScoreRules]:
+    """Return what models do to scores, one thing at a time and all at once; sinks above most scores and below."""
+    slopes = torch.logspace(-0.5, -8, heads.num_heads, base=2.0, device=DEVICE)
+    sinks = torch.linspace(-2.0, 30.0, heads.num_heads, device=DEVICE)
+    return {
+        "window-1": ScoreRules(0.17, window=1),
+        "window-33": ScoreRules(0.17, window=33),
+        "window-1000": ScoreRules(0.17, window=1000),
+        "softcap": ScoreRules(2.0, softcap=3.0),
+        "sinks": ScoreRules(0.17, sinks=sinks),
+        "slopes": ScoreRules(0.17, slopes=slopes),
+        "all": ScoreRules(0.5, window=75, softcap=3.0, sinks=sinks, slopes=slopes),
+    }
+
+
+RULES = rules_for(GQA)
+
+
+@pytest.mark.parametrize("rule", [WHOLE, SHARED_AND_SPLIT], ids=["whole", "parts"])
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("layout", ["mixed", "shared"])
+def test_rules_of_scores(layout: str, rules: str, rule: SplitRule) -> None:
+    check(replace(poisoned_case(layout), rules=RULES[rules]), rule)
+
+
+@pytest.mark.parametrize("rule", [WHOLE, SHARED_AND_SPLIT], ids=["whole", "parts"])
+def test_what_slid_out_of_the_window_is_not_read(rule: SplitRule) -> None:
+    case = poisoned_case("window")
+    window = 40
+    for sequence in case.batch.sequences:
+        gone = list(sequence.block_ids[: max(0, sequence.num_context - window + 1) // case.batch.block_size])
+        case.key_cache[gone] = case.value_cache[gone] = torch.nan
+    rules = ScoreRules(0.17, window=window)
+    found = attend(replace(case, rules=rules), rule)
+    expected = attend(replace(poisoned_case("window"), rules=rules), rule)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_are_merged(layout: str) -> None:
+    check(poisoned_case(layout, Heads(3, 1, 40), dtype=torch.float16), SHARED_AND_SPLIT)
+
+
+@pytest.mark.parametrize("rule", [SPLIT, SHARED], ids=["split", "shared"])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_split_or_shared(dtype: torch.dtype, rule: SplitRule) -> None:
+    check(poisoned_case("nested", Heads(2, 2, 80), dtype=dtype), rule)
+
+
+def test_parts_of_more_query_heads_than_divide_a_tile() -> None:
+    check(poisoned_case("mixed", Heads(40, 1, 32), dtype=torch.float16), SHARED_AND_SPLIT)
+
+
 @pytest.mark.parametrize("layout", sorted(LAYOUTS.keys() - set(BASIC_LAYOUTS)))
 def test_shared_blocks(layout: str) -> None:
     check(poisoned_case(layout))
@@ -76,9 +135,8 @@ def test_other_block_sizes(block_size: int) -> None:
     check(poisoned_case("mixed", block_size=block_size))
 
 
-@pytest.mark.parametrize("layout", BASIC_LAYOUTS)
-def test_more_query_heads_than_a_tile_has_rows(layout: str) -> None:
-    check(poisoned_case(layout, Heads(71, 1, 64), dtype=torch.float16))
+def test_more_query_heads_than_a_tile_has_rows() -> None:
+    check(poisoned_case("mixed", Heads(71, 1, 64), dtype=torch.float16))
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -104,21 +162,6 @@ def test_blocks_beyond_two_to_the_31_elements() -> None:
     blocks[-1, 1] = case.value_cache[sequence.block_ids[0]]
     batch = replace(case.batch, sequences=(replace(sequence, block_ids=[num_blocks - 1]),))
     check(replace(case, key_cache=blocks[:, 0], value_cache=blocks[:, 1], batch=batch))
-
-
-@pytest.mark.parametrize("queries_per_kv_head", [1, 3, 71])
-@pytest.mark.parametrize("layout", BASIC_LAYOUTS)
-def test_tiles_hold_every_row_once(layout: str, queries_per_kv_head: int) -> None:
-    case = poisoned_case(layout, Heads(queries_per_kv_head, 1, 32), dtype=torch.float16)
-    plan = plan_for(case)
-    rows: list[int] = []
-    first_positions: dict[int, int] = {}
-    for sequence, first_row, num_rows, offset in plan.tiles.tolist():
-        assert 1 <= num_rows <= plan.tile_rows
-        rows += range(first_row, first_row + num_rows)
-        first_positions.setdefault(sequence, first_row // queries_per_kv_head + offset)
-    assert rows == list(range(case.query.shape[0] * queries_per_kv_head))
-    assert list(first_positions.values()) == [sequence.num_context for sequence in case.batch.sequences]
 
 
 def test_ops_follows_the_plan() -> None:

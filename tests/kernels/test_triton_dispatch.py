@@ -9,7 +9,7 @@ import torch
 from kernels import ops
 from kernels.cpu_plan import CpuPlan
 from kernels.paged_batch import PagedBatch, PagedSequence
-from kernels.triton_attention import TritonPlan
+from kernels.triton_plan import TritonPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = PagedBatch((PagedSequence([3, 1], 20, 1), PagedSequence([2], 0, 5)), block_size=16)
