@@ -1,13 +1,13 @@
 """What to compile: the targets, and the configurations of each kernel that the engine can choose."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
 import torch
 
-from kernels import triton_attention
+from kernels import triton_plan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # by Triton's names
 HEAD_DIMS = (64, 80, 128, 256)  # 80 is padded
@@ -39,7 +39,16 @@ class Kernel(StrEnum):
     """The kernels, by their functions' names."""
 
     ATTEND_TILE = "attend_tile"
+    MERGE_QUERY = "merge_query"
     STORE_TOKEN = "store_token"
+
+
+class Form(StrEnum):
+    """What a kernel does beside its plain work; each leaves out what it is not asked for when it is compiled."""
+
+    PLAIN = "plain"
+    PARTS = "parts"  # some tiles write partial results
+    RULES = "rules"  # and scores have window, softcap, sinks and slopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +62,20 @@ class Case:
     dtype: str  # a key of DTYPES
     queries_per_kv_head: int
     tile_rows: int
+    form: Form = Form.PLAIN
 
 
-def attention_cases(target: str, head_dim: int, block_size: int, dtype: str, queries_per_kv_head: int) -> list[Case]:
+def attention_cases(
+    target: str, head_dim: int, block_size: int, dtype: str, queries_per_kv_head: int, forms: Sequence[Form]
+) -> list[Case]:
     """Return the attention kernel's cases: the tiles of a step that only decodes, and of one with a chunk."""
     tile_rows = {
-        triton_attention.tile_rows_for(num_tokens * queries_per_kv_head, DTYPES[dtype])
-        for num_tokens in (1, CHUNK_TOKENS)
+        triton_plan.tile_rows_for(num_tokens * queries_per_kv_head, DTYPES[dtype]) for num_tokens in (1, CHUNK_TOKENS)
     }
     return [
-        Case(target, Kernel.ATTEND_TILE, head_dim, block_size, dtype, queries_per_kv_head, rows)
+        Case(target, Kernel.ATTEND_TILE, head_dim, block_size, dtype, queries_per_kv_head, rows, form)
         for rows in sorted(tile_rows)
+        for form in forms
     ]
 
 
@@ -72,20 +84,28 @@ def store_case(target: str, head_dim: int, block_size: int, dtype: str) -> Case:
     return Case(target, Kernel.STORE_TOKEN, head_dim, block_size, dtype, queries_per_kv_head=1, tile_rows=1)
 
 
+def merge_cases(target: str, head_dim: int, dtype: str) -> list[Case]:
+    """Return the cases of the kernel that merges parts, which sees no blocks; sinks are the one rule it knows."""
+    return [Case(target, Kernel.MERGE_QUERY, head_dim, 1, dtype, 1, 1, form) for form in (Form.PLAIN, Form.RULES)]
+
+
 def representative_cases(target: str) -> Iterator[Case]:
     """Yield the cases that differ in what they need of a GPU: every tile shape, and both ways to mask a head."""
     for head_dim in (64, 128, 256):
-        yield from attention_cases(target, head_dim, 16, "bf16", 4)
-    yield from attention_cases(target, 80, 32, "fp16", 3)
+        yield from attention_cases(target, head_dim, 16, "bf16", 4, (Form.PLAIN, Form.RULES))
+    yield from attention_cases(target, 80, 32, "fp16", 3, (Form.PARTS,))
     for head_dim in (64, 128, 256):
-        yield from attention_cases(target, head_dim, 16, "fp32", 1)
+        yield from attention_cases(target, head_dim, 16, "fp32", 1, (Form.RULES,))
     yield store_case(target, 64, 16, "bf16")
     yield store_case(target, 80, 32, "fp32")
+    yield from merge_cases(target, 256, "bf16")
 
 
 def all_cases(target: str) -> Iterator[Case]:
     """Yield every combination of the values above."""
     for head_dim, block_size, dtype in product(HEAD_DIMS, BLOCK_SIZES, DTYPES):
         for queries_per_kv_head in QUERIES_PER_KV_HEAD:
-            yield from attention_cases(target, head_dim, block_size, dtype, queries_per_kv_head)
+            yield from attention_cases(target, head_dim, block_size, dtype, queries_per_kv_head, tuple(Form))
         yield store_case(target, head_dim, block_size, dtype)
+    for head_dim, dtype in product(HEAD_DIMS, DTYPES):
+        yield from merge_cases(target, head_dim, dtype)

@@ -4,18 +4,28 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import triton_attention, triton_cache
-from scripts.kernel_checks.cases import DTYPES, TARGETS, Case, Kernel
+from kernels import triton_attention, triton_cache, triton_merge
+from scripts.kernel_checks.cases import DTYPES, TARGETS, Case, Form, Kernel
 
-NUM_KV_HEADS = 8  # of the cache kernel's cases
-SCALAR_TYPES = {"scale_log2": "fp32"}  # of arguments that are neither pointers nor int32
-POINTER_TYPES = {"tiles_ptr": "*i32", "tables_ptr": "*i32", "slots_ptr": "*i64"}  # of those not to the model's dtype
+NUM_KV_HEADS = 8
+WINDOW, SOFTCAP = 4096, 50.0
+SCALAR_TYPES = {"scale": "fp32"}  # of arguments that are neither pointers nor int32
+POINTER_TYPES = {  # of those not to the model's dtype
+    "part_ptr": "*fp32",
+    "part_lse_ptr": "*fp32",
+    "slopes_ptr": "*fp32",
+    "slots_ptr": "*i64",
+    **dict.fromkeys(("tiles_ptr", "tokens_ptr", "positions_ptr", "tables_ptr", "starts_ptr", "parts_ptr"), "*i32"),
+}
+
+
+Constants: TypeAlias = dict[str, int | float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +58,58 @@ def compile_case(case: Case) -> Resources:
     return read(compiled)
 
 
-def _launch(case: Case) -> tuple[Any, dict[str, int], dict[str, int]]:
+def _launch(case: Case) -> tuple[Any, Constants, dict[str, int]]:
     """Return a case's function, its constants and Triton's options, as its launch in `kernels` gives them."""
     if case.kernel is Kernel.STORE_TOKEN:
-        constants = {
+        constants: Constants = {
             "NUM_ELEMENTS": NUM_KV_HEADS * case.head_dim,
             "HEAD_DIM": case.head_dim,
             "BLOCK_SIZE": case.block_size,
             "TILE_ELEMENTS": triton_cache.TILE_ELEMENTS,
         }
         return triton_cache.store_token, constants, {"num_warps": triton_cache.NUM_WARPS}
+    if case.kernel is Kernel.MERGE_QUERY:
+        return _launch_merge(case)
     shape = triton_attention.tile_shape_for(case.head_dim, case.tile_rows, DTYPES[case.dtype])
+    has_rules = case.form is Form.RULES
     constants = {
+        "NUM_HEADS": NUM_KV_HEADS * case.queries_per_kv_head,
         "QUERIES_PER_KV_HEAD": case.queries_per_kv_head,
         "HEAD_DIM": case.head_dim,
         "PADDED_DIM": shape.padded_dim,
         "BLOCK_SIZE": case.block_size,
         "TILE_ROWS": case.tile_rows,
         "TILE_KEYS": shape.num_keys,
+        "WINDOW": WINDOW if has_rules else None,
+        "SOFTCAP": SOFTCAP if has_rules else None,
     }
+    if case.form is Form.PLAIN:
+        constants |= dict.fromkeys(("part_ptr", "part_lse_ptr"))
+    if not has_rules:
+        constants |= dict.fromkeys(("sinks_ptr", "slopes_ptr"))
     options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     return triton_attention.attend_tile, constants, options
 
 
-def _source(function: Any, constants: dict[str, int], dtype: str) -> ASTSource:
+def _launch_merge(case: Case) -> tuple[Any, Constants, dict[str, int]]:
+    constants: Constants = {
+        "NUM_HEADS": NUM_KV_HEADS,
+        "HEAD_DIM": case.head_dim,
+        "PADDED_DIM": triton.next_power_of_2(case.head_dim),
+        "PARTS_AT_A_TIME": triton_merge.PARTS_AT_A_TIME,
+    }
+    if case.form is Form.PLAIN:
+        constants["sinks_ptr"] = None
+    return triton_merge.merge_query, constants, {"num_warps": triton_merge.NUM_WARPS}
+
+
+def _source(function: Any, constants: Constants, dtype: str) -> ASTSource:
     """Return a kernel with its arguments' types, pointers and strides being multiples of 16 as in a launch."""
     signature = {}
     attributes = {}
     for index, parameter in enumerate(function.params):
         name = parameter.name
-        if parameter.is_constexpr:
+        if name in constants:  # a constant, or a pointer that is not given
             signature[name] = "constexpr"
         elif name.endswith("_ptr"):
             signature[name] = POINTER_TYPES.get(name, f"*{dtype}")
