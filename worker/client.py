@@ -4,7 +4,8 @@
         job_id = client.submit("Why is the sky blue?", max_tokens=64)
         print(client.wait([job_id])[job_id].value)
 
-With a database, jobs are recorded there before Redis has them, and survive its loss.
+With a database, jobs are recorded there before Redis has them, and survive its loss. Who wants to repeat what met an
+error has the ids settled first: `jobs = prepare([...])`, then `client.enqueue(jobs)` as often as it takes.
 """
 
 import base64
@@ -90,8 +91,13 @@ class Client:
 
     def submit_many(self, jobs: Iterable[PromptLike], **fields: Any) -> tuple[str, ...]:
         """Enqueue jobs, `fields` of PromptJob applied to each, and return their ids in order."""
-        payloads = ({**payload_of(job), **fields} for job in jobs)
-        return submit(self.connection, payloads, queue=self.queue, recorder=self._recorder)
+        return self.enqueue(prepare({**payload_of(job), **fields} for job in jobs))
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> tuple[str, ...]:
+        """Enqueue jobs that `prepare` has given their ids, and return these. After an error it may be called again with
+        the same jobs, however far it came: none will be there twice."""
+        chunks = enqueue(self.connection, jobs, queue=self.queue, recorder=self._recorder)
+        return tuple(job_id for chunk in chunks for job_id in chunk)
 
     def result(self, job_id: str) -> dict[str, Any] | None:
         """Return the result of a job that is done; None while it is not, or when it ended otherwise (see `wait`)."""

@@ -133,3 +133,25 @@ def test_jobs_enqueued_again_are_there_once(queue_connection: redis.Redis) -> No
     claims = JobQueue(queue_connection, "w", 60.0).claim(["default"], 8).claims
     list(enqueue(queue_connection, jobs))
     assert (len(claims), queue_connection.llen("rq:queue:default")) == (2, 0)
+
+
+def test_a_producer_may_repeat_what_met_an_error(
+    embedded_data_dir: Path, tmp_path: Path, migrated_sqlite_file: Path
+) -> None:
+    url = f"sqlite:///{shutil.copy(migrated_sqlite_file, tmp_path)}"
+    with Client(data_dir=embedded_data_dir, database_url=url, queue="client") as client:
+        client.connection.flushdb()
+        jobs = prepare(["one", "two"])
+        client.connection.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(TryLater, match="2 more are recorded"):
+                client.enqueue(jobs)
+        finally:
+            client.connection.config_set("maxmemory", 0)
+        ids = client.enqueue(jobs)
+        assert ids == client.enqueue(jobs) == tuple(job.job_id for job in jobs)
+        assert Queue("client", connection=client.connection).job_ids == list(ids)
+        database = open_database(url)
+        assert JobStore(database).states(ids) == dict.fromkeys(ids, JobState.QUEUED)
+        database.dispose()
+        client.connection.flushdb()
