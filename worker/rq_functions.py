@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Self
 
 import redis
@@ -23,6 +24,8 @@ from rq.timeouts import JobTimeoutException
 from rq.utils import now
 
 from worker.claim_replies import dead_record
+from worker.connection import redis_errors
+from worker.errors import PagemillError, ServiceUnavailable, TryLater
 from worker.fence import FencedRedis
 from worker.function_pool import FunctionPool, RunningFunction
 from worker.guard import Abandoned, Guard, ThreadDeathPenalty
@@ -149,13 +152,12 @@ class FunctionWorker(Worker):
         repeats = job.repeats_left, job.repeat_intervals
         while True:
             try:
-                super().handle_job_success(job, queue, started_job_registry, execution)
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                if not self.is_horse or self.handing_back.is_set():
+                with redis_errors() if self.is_horse else nullcontext():
+                    super().handle_job_success(job, queue, started_job_registry, execution)
+            except (ServiceUnavailable, TryLater) as error:
+                if not self._wait_out(error):
                     raise
-                logger.warning("job %s: its result is held: %s", job.id, error)
                 job.repeats_left, job.repeat_intervals = repeats
-                time.sleep(OUTAGE_POLL_SECONDS)
             else:
                 return
 
@@ -196,10 +198,18 @@ class FunctionWorker(Worker):
         horse = copy.copy(self)
         horse._is_horse = True
         horse._stopped_job_id = None
-        horse.connection = FencedRedis(self.connection, function.execution.key)
+        horse.connection = FencedRedis(self.connection, function.execution.key, self._wait_out)
         if not function.guard.is_abandoned:  # else this thread is not the function's own
             horse.death_penalty_class = function.guard.limit  # type: ignore[assignment]  # called as the class is
         return horse
+
+    def _wait_out(self, error: PagemillError) -> bool:
+        """Let some of an outage pass. Returns False when the worker is to hand back."""
+        if self.handing_back.is_set():
+            return False
+        logger.warning("the end of a function's job is held: %s", error)
+        time.sleep(OUTAGE_POLL_SECONDS)
+        return True
 
     def _run(self, function: RunningFunction) -> bool:
         job, queue, execution = function.job, function.queue, function.execution

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.functions import tasks
-from tests.worker.conftest import connection, sqlite_file, sqlite_store
+from tests.worker.conftest import connection, proxied, proxy, sqlite_file, sqlite_store
 
-__all__ = ["connection", "sqlite_file", "sqlite_store"]
+__all__ = ["connection", "proxied", "proxy", "sqlite_file", "sqlite_store"]
 
 
 @pytest.fixture(autouse=True)

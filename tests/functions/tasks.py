@@ -36,6 +36,11 @@ def wait(value: str = "done") -> str:
     return value
 
 
+def wait_and_fail() -> None:
+    """Raise when the test says so."""
+    raise ValueError(wait())
+
+
 def hang(seconds: float) -> str:
     """Sleep in C, where no exception arrives."""
     begun.append(current_job().id)

@@ -16,7 +16,7 @@ FENCE = "fence"
 def fenced(queue_connection: redis.Redis) -> FencedRedis:
     """A fenced connection whose fence stands; on both servers."""
     queue_connection.hset(FENCE, "heartbeat", 0)
-    return FencedRedis(queue_connection, FENCE)
+    return FencedRedis(queue_connection, FENCE, lambda error: False)
 
 
 def watch(pipeline: Any) -> None:

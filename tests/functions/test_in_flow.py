@@ -8,11 +8,12 @@ import redis
 from rq import Callback, Queue, Repeat, Retry
 from rq.command import send_kill_horse_command, send_stop_execution_command, send_stop_job_command
 from rq.group import Group
-from rq.job import Job, JobStatus
+from rq.job import Dependency, Job, JobStatus
 from rq.suspension import resume, suspend
 
+from scripts.fault_table.proxy import Proxy
 from tests.functions import tasks
-from tests.functions.tasks import add, ask_for_retry, catch_time_out, fail, hang, note_in_meta, wait
+from tests.functions.tasks import add, ask_for_retry, catch_time_out, fail, hang, note_in_meta, wait, wait_and_fail
 from tests.worker.fakes import ENDLESS, ScriptedRunner, answer, eventually, make_flow, running
 from worker.client import submit
 from worker.queue import JobQueue
@@ -328,3 +329,49 @@ def test_function_that_is_a_suspect_runs_apart(queue: Queue, sqlite_store: JobSt
     assert connection.llen("pagemill:suspects:default") > 1
     make_flow(connection, sqlite_store, **ALL).run(burst=True)
     assert [job.return_value(refresh=True) for job in jobs] == list(range(5))
+
+
+@pytest.mark.parametrize("function", [wait, wait_and_fail])
+def test_end_whose_reply_is_lost_stands(
+    connection: redis.Redis, proxy: Proxy, proxied: redis.Redis, sqlite_store: JobStore, function: Any
+) -> None:
+    """It is not written twice, and what depends on it goes on; after a success with the next maintenance."""
+    queue = Queue("default", connection=connection, serializer="json")
+    job = queue.enqueue(function, job_timeout=-1)
+    follower = queue.enqueue(add, 2, depends_on=Dependency(job, allow_failure=True))
+    with running(make_flow(proxied, sqlite_store, **ALL)) as worker:
+        eventually(lambda: tasks.begun == [job.id])
+        proxy.lose_replies_to.append(b"EXEC")
+        tasks.may_go_on.set()
+        eventually(lambda: job.get_status() in (JobStatus.FINISHED, JobStatus.FAILED))
+        eventually(lambda: not proxy.lose_replies_to)
+        if function is wait:
+            eventually(lambda: not len(worker.flow._held))
+            worker.flow.worker.clean_registries()
+        eventually(lambda: follower.get_status() is JobStatus.FINISHED)
+        worker.stop()
+    assert len(job.results()) == 1
+    assert tasks.begun == [job.id]
+
+
+@pytest.mark.parametrize("function", [wait, wait_and_fail])
+def test_end_outlives_an_outage(
+    connection: redis.Redis,
+    proxy: Proxy,
+    proxied: redis.Redis,
+    sqlite_store: JobStore,
+    caplog: pytest.LogCaptureFixture,
+    function: Any,
+) -> None:
+    """The function is not run again for it, whether it returned or raised."""
+    job = Queue("default", connection=connection, serializer="json").enqueue(function, job_timeout=-1)
+    with running(make_flow(proxied, sqlite_store, beat_seconds=0.2, **ALL)) as worker:
+        eventually(lambda: tasks.begun == [job.id])
+        proxy.cut()
+        tasks.may_go_on.set()
+        eventually(lambda: "the end of a function's job is held" in caplog.text)
+        proxy.mend()
+        eventually(lambda: job.get_status() in (JobStatus.FINISHED, JobStatus.FAILED))
+        worker.stop()
+    assert len(job.results()) == 1
+    assert tasks.begun == [job.id]
