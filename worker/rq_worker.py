@@ -6,10 +6,8 @@ functions only: those that the setting `functions` allows, with JSON arguments, 
 
 import logging
 import math
-import signal
 import time
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 
 import redis
@@ -18,30 +16,27 @@ from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.queue import Queue
 from rq.registry import clean_registries
 from rq.utils import now
-from rq.worker import DequeueStrategy, WorkerStatus
+from rq.worker import DequeueStrategy
 from rq.worker_registration import clean_worker_registry, register
 
 from worker.connection import redis_errors
-from worker.drain import ClaimsState, Drain
 from worker.errors import ConfigurationError, ServiceUnavailable, TryLater
 from worker.function_shift import FunctionShift, ShiftLimits
 from worker.functions import NO_FUNCTIONS, AllowList
 from worker.queue_records import Fields, FunctionRecord, PromptRecord, read_runnable
-from worker.rq_functions import FunctionWorker
+from worker.rq_draining import OUTAGE_POLL_SECONDS, DrainingWorker
 from worker.rq_jobs import allow_listed
 from worker.rq_schedule import InProcessScheduler
 from worker.settings import load_settings
 from worker.settings_model import Settings
 from worker.threads import Flag
 
-IDLE_POLL_SECONDS = 0.1
-OUTAGE_POLL_SECONDS = 1.0
 SAME_SIGNAL_SECONDS = 1.0  # RQ's pool and a terminal may both tell a worker to stop
 
 logger = logging.getLogger(__name__)
 
 
-class PagemillWorker(FunctionWorker):
+class PagemillWorker(DrainingWorker):
     """An `rq.Worker` that holds many started jobs. It claims and maintains; the other threads do the rest."""
 
     def __init__(self, *args: Any, allow_list: AllowList = NO_FUNCTIONS, **options: Any) -> None:
@@ -51,11 +46,8 @@ class PagemillWorker(FunctionWorker):
         JSON, and name no function but those.
         """
         super().__init__(*args, **self._restricted(options))
-        self.claims_state = ClaimsState.STARTING
         self._cancel: Callable[[str], None] = lambda job_id: None
         self._listener: Any = None  # RQ's thread that hears commands, once there is one
-        self._same_within_seconds = 0.0
-        self._signalled_at = -math.inf  # on the monotonic clock
         self.allow(allow_list)
 
     def allow(self, allow_list: AllowList) -> None:
@@ -82,15 +74,6 @@ class PagemillWorker(FunctionWorker):
             serializer=self.serializer,
             death_penalty_class=self.death_penalty_class,
         )
-
-    def take_signals(self, *, same_within_seconds: float = 0.0) -> None:
-        """Let SIGINT and SIGTERM stop the worker, from here to the end of the process. On the main thread.
-
-        One that comes within `same_within_seconds` of the first is the same request once more.
-        """
-        self._same_within_seconds = same_within_seconds
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
 
     def enlist(self, cancel: Callable[[str], None]) -> None:
         """Appear in RQ's lists and listen to its commands; `cancel` ends a held job by id, from any thread.
@@ -130,82 +113,6 @@ class PagemillWorker(FunctionWorker):
             register(self, pipeline)
             pipeline.execute()
 
-    def drain_queues(self, drain: Drain, *, burst: bool) -> None:
-        """Claim until told to stop or until a thread died, or in a burst until nothing waits, nothing is held and
-        no delayed job is due in reach."""
-        next_sweep = time.monotonic()
-        is_down = False
-        while not self.stopping.is_set() and drain.failure.error is None:
-            was_empty = not len(drain.held)
-            if time.monotonic() >= next_sweep:
-                self._try_chore("sweep", drain.claimer.sweep)
-                next_sweep = time.monotonic() + drain.sweep_seconds
-            self._try_chore("enqueueing delayed jobs", drain.delayed.enqueue_due)
-            if self.should_run_maintenance_tasks:
-                self._try_chore("maintenance", self.run_maintenance_tasks)
-            try:
-                num_taken = drain.claimer.claim()
-                is_over = burst and was_empty and not num_taken and not self._more_will_come(drain)
-            except (ServiceUnavailable, TryLater) as error:
-                if not is_down:
-                    logger.warning("claims stop: %s", error)
-                is_down = True
-                self.claims_state = ClaimsState.STOPPED
-                self.stopping.wait(OUTAGE_POLL_SECONDS)
-                continue
-            if is_down:
-                logger.warning("claims go on")
-            is_down = False
-            self.claims_state = ClaimsState.GOING
-            self._show(WorkerStatus.BUSY if len(drain.held) else WorkerStatus.IDLE)
-            if is_over:
-                return
-            if not num_taken:
-                drain.held.wait_for_change(IDLE_POLL_SECONDS)
-
-    def _more_will_come(self, drain: Drain) -> bool:
-        """Tell whether jobs that nobody can claim now will be claimable by themselves: delayed ones that are due soon,
-        and those that wait for their tenants' limits. Raises ServiceUnavailable or TryLater."""
-        return drain.delayed.in_reach() or drain.claimer.waits_for_limits()
-
-    def finish_held(self, drain: Drain, drain_seconds: float) -> None:
-        """Wait until nothing is held, the time is up, a second request to stop came or a thread died."""
-        self.claims_state = ClaimsState.ENDED
-        deadline = time.monotonic() + drain_seconds
-        if len(drain.held):
-            logger.info("claims end; %d held jobs have %g s to finish", len(drain.held), drain_seconds)
-        while len(drain.held) and time.monotonic() < deadline:
-            if self.handing_back.is_set() or drain.failure.error is not None:
-                return
-            drain.held.wait_for_change(IDLE_POLL_SECONDS)
-
-    def _try_chore(self, name: str, chore: Callable[[], None]) -> None:
-        """Do what can also be left undone for once: nothing that goes wrong here may keep jobs from being claimed."""
-        try:
-            with redis_errors():
-                chore()
-        except (ServiceUnavailable, TryLater) as error:
-            logger.info("%s is put off: %s", name, error)
-        except Exception:
-            logger.exception("%s failed", name)
-
-    def _show(self, state: WorkerStatus) -> None:
-        """Set the state that RQ's tools show; one that Redis does not take now follows with the next beat."""
-        if self.get_state() != state:
-            self._try_chore("showing the state", lambda: self.set_state(state))
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stopping.is_set() and time.monotonic() - self._signalled_at < self._same_within_seconds:
-            return
-        self._signalled_at = time.monotonic()
-        self._request_stop()
-
-    def _request_stop(self) -> None:
-        """Only note it: in a signal handler anything more could run inside anything else."""
-        if self.stopping.is_set():
-            self.handing_back.set()
-        self.stopping.set()
-
     # What RQ calls.
 
     def work(
@@ -226,6 +133,7 @@ class PagemillWorker(FunctionWorker):
         settings = self._settings_of_work()
         self._dequeue_strategy = dequeue_strategy
         self.stopping, self.handing_back = Flag(), Flag()  # it may have worked before
+        self._stop_requested, self._shutdown_requested_date = False, None
         self.bootstrap(logging_level, date_format, log_format)
         if with_scheduler:
             self._start_scheduler(burst, logging_level, date_format, log_format)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import redis
-from rq import Callback, Queue, Repeat, Retry
+from rq import Callback, Queue, Repeat, Retry, Worker
 from rq.command import send_kill_horse_command, send_stop_execution_command, send_stop_job_command
 from rq.group import Group
 from rq.job import Dependency, Job, JobStatus
@@ -131,13 +131,16 @@ def test_groups(queue: Queue, sqlite_store: JobStore) -> None:
 
 
 def test_suspension(queue: Queue, sqlite_store: JobStore) -> None:
+    connection = queue.connection
     job = queue.enqueue(add, 1)
-    suspend(queue.connection)
-    make_flow(queue.connection, sqlite_store, **ALL).run(burst=True)
-    assert job.get_status() is JobStatus.QUEUED
-    resume(queue.connection)
-    make_flow(queue.connection, sqlite_store, **ALL).run(burst=True)
-    assert job.get_status() is JobStatus.FINISHED
+    suspend(connection)
+    with running(make_flow(connection, sqlite_store, sweep_seconds=0.05, **ALL)) as worker:
+        eventually(lambda: [seen.get_state() for seen in Worker.all(connection=connection)] == ["suspended"])
+        assert job.get_status() is JobStatus.QUEUED
+        resume(connection)
+        eventually(lambda: job.get_status() is JobStatus.FINISHED)
+        eventually(lambda: [seen.get_state() for seen in Worker.all(connection=connection)] == ["idle"])
+        worker.stop()
 
 
 @pytest.mark.parametrize("what", ["stop-job", "stop-execution", "pagemill cancel"])

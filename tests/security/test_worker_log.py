@@ -58,7 +58,7 @@ def test_log_of_a_worker_holds_no_secret(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.rq_worker.OUTAGE_POLL_SECONDS", 0.05)
+    monkeypatch.setattr("worker.rq_draining.OUTAGE_POLL_SECONDS", 0.05)
     caplog.set_level(logging.DEBUG)
     path = admin.connection_pool.connection_kwargs["server"].paths.socket_path
     url = make_url(migrated_postgresql_url).set(password=PASSWORD)

@@ -48,7 +48,7 @@ def test_no_error_reply_ends_a_worker(
     sqlite_store: JobStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.rq_worker.OUTAGE_POLL_SECONDS", 0.05)
+    monkeypatch.setattr("worker.rq_draining.OUTAGE_POLL_SECONDS", 0.05)
     monkeypatch.setattr("worker.beats.RETRY_SECONDS", 0.05)
     monkeypatch.setattr("worker.live.POLL_SECONDS", 0.05)
     runner = ScriptedRunner(step_seconds=0.001)
