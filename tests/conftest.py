@@ -6,6 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test is timed: a busy machine is slow to draw, and to run, examples.
+settings.register_profile("pagemill", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pagemill")
 
 if find_spec("sqlalchemy") is not None:  # a machine for the kernels and the engine alone has none
     pytest_plugins = ["tests.services"]

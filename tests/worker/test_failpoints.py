@@ -113,9 +113,11 @@ def test_process_ends_there(action: str, code: int) -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == code
 
 
-@pytest.mark.parametrize("point", [point for point in Point if point is not Point.IN_STEP])
-def test_every_point_is_on_a_jobs_way(connection: redis.Redis, sqlite_store: JobStore, point: Point) -> None:
-    """A worker whose service goes away there for three times gets over it; a step is repeated instead."""
+AROUND_STEPS = (Point.BEFORE_STEP, Point.IN_STEP, Point.AFTER_STEP)
+
+
+@pytest.mark.parametrize("point", [point for point in Point if point not in AROUND_STEPS])
+def test_service_that_goes_away_there_comes_back(connection: redis.Redis, sqlite_store: JobStore, point: Point) -> None:
     ids = submit(connection, ["one", "two"])
     runner = ScriptedRunner()
     make_flow(connection, sqlite_store, runner, failpoints=f"{point}=unavailable@1-2").run(burst=True)
@@ -123,7 +125,13 @@ def test_every_point_is_on_a_jobs_way(connection: redis.Redis, sqlite_store: Job
     assert len(sqlite_store.results(ids)) == 2
 
 
-@pytest.mark.parametrize("point", [Point.AFTER_CLAIM, Point.BEFORE_COMMIT, Point.AFTER_COMMIT, Point.AFTER_ACKNOWLEDGE])
+@pytest.mark.parametrize(
+    "point",
+    [
+        *(Point.AFTER_CLAIM, Point.BEFORE_STEP, Point.AFTER_STEP),
+        *(Point.BEFORE_COMMIT, Point.AFTER_COMMIT, Point.AFTER_ACKNOWLEDGE),
+    ],
+)
 def test_error_that_nobody_expects_stops_the_worker_in_order(
     connection: redis.Redis, sqlite_store: JobStore, point: Point
 ) -> None:
