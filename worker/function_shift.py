@@ -165,7 +165,13 @@ class FunctionShift:
 
     def __init__(self, worker: FunctionWorker, settings: Settings, read: ReadRecord, limits: ShiftLimits) -> None:
         self._worker = worker
-        self._queue = JobQueue(worker.connection, worker.name, settings.lease_seconds, read=read)
+        # RQ's other strategies change the order of the queues with each job: there is no first one to share from.
+        in_order = worker._dequeue_strategy in (None, DequeueStrategy.DEFAULT)
+        self._queue = JobQueue(
+            *(worker.connection, worker.name, settings.lease_seconds),
+            lower_queue_share=settings.lower_queue_share if in_order else 0.0,
+            read=read,
+        )
         self._beat_seconds = settings.beat_seconds
         self._beats: list[Beat] = []
         held, failure = HeldJobs(settings.function_threads), Failure()

@@ -5,7 +5,6 @@ A Redis that was wiped has forgotten both; everything else survives restarts of 
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -81,9 +80,26 @@ class QueuePolicy:
             names: Any = self._connection.smembers(PAUSED_KEY)
         return frozenset(name.decode("utf-8", "replace") for name in names)
 
-    def parked(self) -> Mapping[str, int]:
-        """Return how many jobs of each queue wait for their tenants' limits; queues without any are left out."""
-        return sum((Counter(status.parked) for status in self.tenants()), Counter())
+    def is_paused(self, queue: str) -> bool:
+        """Tell whether a queue is paused."""
+        with redis_errors():
+            return bool(self._connection.sismember(PAUSED_KEY, queue))
+
+    def parked(self, queues: Iterable[str]) -> Mapping[str, int]:
+        """Return how many jobs of each queue wait for their tenants' limits."""
+        names = list(queues)
+        with redis_errors(), self._connection.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.zrange(f"pagemill:parked:{name}", 0, -1)
+            tenants = dict(zip(names, pipeline.execute(), strict=True))
+            lists = [(name, tenant) for name in names for tenant in tenants[name]]
+            for name, tenant in lists:
+                pipeline.llen(f"pagemill:parked:{name}:".encode() + tenant)
+            lengths = pipeline.execute()
+        parked = dict.fromkeys(names, 0)
+        for (name, _), length in zip(lists, lengths, strict=True):
+            parked[name] += length
+        return parked
 
     def limit(self, tenant: str, limit: TenantLimit) -> None:
         """Set a tenant's limit, or with `EVERYONE` that of all who have none of their own. Jobs that run already count.

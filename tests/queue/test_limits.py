@@ -16,6 +16,7 @@ from worker.policy import EVERYONE, QueuePolicy, TenantLimit, TenantStatus
 from worker.queue import Acknowledgement, JobQueue
 from worker.queue_access import CancelOutcome
 from worker.records import AttemptState, Claim
+from worker.suspects import Absolution, Suspects
 
 Enqueue = Callable[..., list[str]]
 
@@ -126,6 +127,20 @@ def test_jobs_that_do_not_name_their_tenant_are_limited_too(
     assert queue_connection.zcard("rq:wip:default") == 2
     worker_queue.acknowledge([done(claimed.claims[0])])
     assert job_ids(other_queue.claim(["default"], 4).claims) == [ids[2]]
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"a b", b"\xff\x00", b"x" * 1000])
+def test_what_cannot_be_a_tenant_is_not_taken_for_one(
+    queue_connection: redis.Redis, worker_queue: JobQueue, policy: QueuePolicy, spoilt: bytes
+) -> None:
+    policy.limit("acme", TenantLimit(max_running=1))
+    ids = submit_for(queue_connection, "acme", 3)
+    for job_id in ids:
+        queue_connection.hset(f"rq:job:{job_id}", "pagemill_tenant", spoilt)
+    claimed = worker_queue.claim(["default"], 5)
+    assert (job_ids(claimed.claims), claimed.num_parked) == (ids[:1], 2)
+    assert queue_connection.hmget(f"rq:job:{ids[2]}", "pagemill_tenant") == [b"acme"]
+    assert policy.parked(["default", "other"]) == {"default": 2, "other": 0}
 
 
 def test_what_runs_when_a_limit_is_set_counts_against_it(
@@ -357,6 +372,9 @@ class LimitsMachine(RuleBasedStateMachine):
     def sweep(self, worker: str) -> None:
         orphans = [claim for _, claim in self.model.held if claim.execution_id in self.model.expired]
         assert sorted(self.queues[worker].sweep(QUEUES)) == sorted(claim.job_id for claim in orphans)
+        # Their workers turn out to live: nobody is suspected of a crash, and all wait again.
+        orphans.sort(key=lambda claim: (claim.epoch, claim.execution_id), reverse=True)
+        assert set(Suspects(self.connection, worker, 600.0).absolve(orphans)) <= {Absolution.ABSOLVED}
         self.model.give_back(orphans)
 
     @rule(worker=st.sampled_from(WORKERS))

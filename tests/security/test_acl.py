@@ -202,6 +202,7 @@ def use_as_producer(server: AclServer) -> None:
             pipeline.watch("rq:job:x")  # type: ignore[no-untyped-call]  # left without a transaction, as RQ does when something fails
         access = QueueAccess(producer)
         submit(producer, ["new"])
+        assert not QueuePolicy(producer).is_paused("default")
         enqueue_with_rq(producer)
         assert [end.state for end in ends(producer, [done_id])] == [JobState.DONE]
         assert Job.fetch(done_id, connection=producer, serializer="json").return_value() == {"text": "x"}

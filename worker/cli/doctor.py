@@ -25,6 +25,7 @@ from worker.errors import ConfigurationError, ExitCode, PagemillError
 from worker.fleet import WorkerDetail
 from worker.model_shape import locate_model
 from worker.policy import QueuePolicy
+from worker.redis_jobs import queue_names
 from worker.settings import resolve_settings
 from worker.settings_model import Settings
 
@@ -183,12 +184,13 @@ def _check_claims(settings: Settings) -> tuple[Verdict, str]:
     try:
         with opened_queue(settings) as connection:
             policy = QueuePolicy(connection)
-            paused, parked, suspended = policy.paused(), policy.parked(), is_suspended(connection)
+            paused, parked = policy.paused(), policy.parked(queue_names(connection))
+            suspended = is_suspended(connection)
     except PagemillError:
         return Verdict.WARN, "Redis does not tell"
     stopped = ["all queues are suspended (rq resume ends that)"] if suspended else []
     stopped += [f"{name} is paused (pagemill resume {name})" for name in sorted(paused)]
-    limited = [f"{number} jobs of {name} wait for tenants' limits" for name, number in sorted(parked.items())]
+    limited = [f"{number} jobs of {name} wait for tenants' limits" for name, number in parked.items() if number]
     return Verdict.WARN if stopped else Verdict.OK, "; ".join([*stopped, *limited]) or "nothing is paused"
 
 

@@ -134,14 +134,15 @@ def take_snapshot(settings: Settings, access: QueueAccess, store: JobStore, batc
     ended = {(count.queue, count.state): count.jobs for count in store.state_counts()}
     seen = {*queue_names(access.connection), *(queue for queue, _ in ended)}
     policy = QueuePolicy(access.connection)
-    paused, parked = policy.paused(), policy.parked()
+    paused = policy.paused()
     names = sorted({*seen, *settings.queues, *paused})
+    parked = policy.parked(names)
     queues = tuple(
         QueueStatus(
             queue=name,
             paused=name in paused,
             waiting=counts.waiting,
-            parked=parked.get(name, 0),
+            parked=parked[name],
             running=counts.running,
             delayed=counts.delayed,
             done=ended.get((name, JobState.DONE), 0),

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import click
@@ -23,7 +23,7 @@ from worker.cli.prompts import (
 )
 from worker.cli.queues import opened_queue
 from worker.cli.waiting import print_ends
-from worker.errors import ExitCode, InvalidJob, PagemillError
+from worker.errors import ExitCode, InvalidJob, PagemillError, ServiceUnavailable
 from worker.policy import QueuePolicy
 from worker.recording import recorder_of
 from worker.settings import load_settings
@@ -119,9 +119,10 @@ def submit(
 
 
 def _mention_pause(connection: redis.Redis, queue: str) -> None:
-    """Say why somebody who waits for jobs may wait for long."""
-    if queue in QueuePolicy(connection).paused():
-        message(f"queue {queue} is paused: its jobs start when somebody resumes it (pagemill resume {queue})")
+    """Say why somebody who waits for jobs may wait for long, as far as this user may know."""
+    with suppress(ServiceUnavailable):
+        if QueuePolicy(connection).is_paused(queue):
+            message(f"queue {queue} is paused: its jobs start when somebody resumes it (pagemill resume {queue})")
 
 
 def _check(read: ReadJobs, defaults: Mapping[str, Any]) -> int:

@@ -50,9 +50,10 @@ local function parked_key(queue, tenant)
     return 'pagemill:parked:' .. queue .. (tenant and ':' .. tenant or '')
 end
 
--- The tenant that a record names beside its payload; nil where it names none.
+-- The tenant that a record names beside its payload; nil where it names none, or what no tenant can be called.
 local function tenant_of(job_id)
-    return is_hash(job_key(job_id)) and call('HGET', job_key(job_id), 'pagemill_tenant') or nil
+    local tenant = is_hash(job_key(job_id)) and call('HGET', job_key(job_id), 'pagemill_tenant')
+    return tenant and #tenant <= 128 and tenant:match('^[A-Za-z0-9][A-Za-z0-9._:-]*$') or nil
 end
 
 -- Free a key that one job needs for itself of whatever else it may hold: that would stop the script halfway.
