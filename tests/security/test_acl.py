@@ -147,7 +147,7 @@ def report(server: AclServer) -> None:
         assert [end.state for end in ends(connection, [job_id])] == [JobState.DONE]
         access.read_tokens(job_id)
         policy = QueuePolicy(connection)
-        assert (policy.tenants(), policy.paused(), dict(policy.parked())) == ((), frozenset(), {})
+        assert (policy.tenants(), policy.paused(), policy.parked(["default"])) == ((), frozenset(), {"default": 0})
         assert Job.fetch(job_id, connection=connection, serializer="json").return_value() is not None
         assert Worker.all(connection=connection) == []
         for queue in Queue.all(connection=connection, serializer="json"):
