@@ -14,6 +14,7 @@ from sqlalchemy import update
 
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import NewJob, enqueue, prepare
+from worker.client import submit as submit_unrecorded
 from worker.crashes import CrashKind
 from worker.database import open_database, writing
 from worker.fleet import WorkerRecord
@@ -258,11 +259,13 @@ def test_jobs_adrift_in_redis_are_put_back(
 
 
 def test_a_started_record_that_sql_never_saw_is_put_back(connection: redis.Redis, reconcile: Any) -> None:
-    job = Queue("default", connection=connection, serializer="json").enqueue("pagemill.prompt", {"prompt": "x"})
-    connection.lpop(QUEUE)
-    connection.hset(f"rq:job:{job.id}", "status", "started")
+    (job_id,) = submit_unrecorded(connection, ["x"])
+    foreign = Queue("default", connection=connection, serializer="json").enqueue("other.function")
+    connection.delete(QUEUE)
+    for started in (job_id, foreign.id):
+        connection.hset(f"rq:job:{started}", "status", "started")
     assert reconcile() == {Finding.ADOPTED: 1}
-    assert waiting(connection) == [job.id]
+    assert waiting(connection) == [job_id]
 
 
 def test_parked_and_suspected_jobs_are_where_they_should_be(
