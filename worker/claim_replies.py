@@ -80,6 +80,7 @@ def _read_claim(
         claimed_at=claimed_at,
         age_seconds=max(0.0, (now - claimed_at).total_seconds()),
         retries=record.retries,
+        timeout_seconds=record.timeout_seconds,
     )
 
 

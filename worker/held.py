@@ -32,9 +32,9 @@ class HeldJob:
 
     @property
     def deadline(self) -> float | None:
-        """When the job's deadline passes, in seconds on the monotonic clock; None for never. The local wall clock plays
-        no part: the claim tells what Redis's clock said."""
-        at = self.claim.job.deadline
+        """When the attempt's deadline passes, in seconds on the monotonic clock; None for never. The local wall clock
+        plays no part: the claim tells what Redis's clock said."""
+        at = self.claim.deadline
         return None if at is None else self.claimed_at + (at - self.claim.claimed_at).total_seconds()
 
     def check_deadline(self, now: float) -> None:

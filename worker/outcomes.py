@@ -177,15 +177,19 @@ def output_text(request: Request, detokenize: Detokenize) -> str:
 
 def expired(outcome: Outcome) -> Outcome:
     """Return what a job's end amounts to when its deadline was the reason; its output stays."""
-    deadline = outcome.claim.job.deadline
+    claim = outcome.claim
+    deadline = claim.deadline
     assert deadline is not None, "only a deadline expires"
+    what = f"the deadline {deadline:%Y-%m-%d %H:%M:%S} UTC"
+    if deadline != claim.job.deadline:
+        what = f"RQ's time-out of {claim.timeout_seconds:g} s from the claim"
     when = f"after {outcome.completion_tokens} tokens" if outcome.completion_tokens else "before its first token"
     return replace(
         outcome,
         state=AttemptState.FAILED,
         finish_reason=DEADLINE_REASON,
         error_code=DEADLINE_EXCEEDED,
-        error_message=f"the deadline {deadline:%Y-%m-%d %H:%M:%S} UTC passed {when}",
+        error_message=f"{what} passed {when}",
     )
 
 

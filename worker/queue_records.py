@@ -48,6 +48,7 @@ class PromptRecord:
     payload_json: str
     enqueued_at: datetime  # UTC
     retries: RetryPolicy
+    timeout_seconds: float | None  # RQ's; None is without
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,14 @@ def read_runnable(fields: Fields, functions: AllowList) -> PromptRecord | Functi
         job = parse_job(payload)
     except InvalidJob as error:
         raise RecordError(error.code, str(error)) from None
-    return PromptRecord(job, json.dumps(payload), enqueued_at, _read_retries(job, fields))
+    timeout_seconds = float(fields.get(b"timeout") or -1)
+    return PromptRecord(
+        job=job,
+        payload_json=json.dumps(payload),
+        enqueued_at=enqueued_at,
+        retries=_read_retries(job, fields),
+        timeout_seconds=timeout_seconds if timeout_seconds > 0 else None,
+    )
 
 
 def read_date(text: bytes) -> datetime | None:

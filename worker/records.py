@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
@@ -63,6 +63,15 @@ class Claim:
     claimed_at: datetime  # UTC, Redis's clock
     age_seconds: float = 0.0  # at the reply that brought it: more than 0 where an earlier reply was lost
     retries: RetryPolicy = field(default_factory=RetryPolicy)
+    timeout_seconds: float | None = None  # RQ's, from the claim; None is without
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the attempt is to have ended: by the job's own deadline or RQ's time-out, whichever comes first. UTC."""
+        ends = [self.job.deadline] if self.job.deadline is not None else []
+        if self.timeout_seconds is not None:
+            ends.append(self.claimed_at + timedelta(seconds=self.timeout_seconds))
+        return min(ends, default=None)
 
 
 @dataclass(frozen=True, slots=True)

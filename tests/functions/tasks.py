@@ -76,6 +76,11 @@ def note_success(job: Job, connection: redis.Redis, result: Any) -> None:
     connection.set(f"success:{job.id}", str(result))
 
 
+def read_own_status(job: Job, connection: redis.Redis, result: Any) -> None:
+    """A callback that reads, on the worker's connection."""
+    assert job.get_status(refresh=True)
+
+
 def note_failure(job: Job, connection: redis.Redis, kind: Any, error: Any, traceback: Any) -> None:
     """A callback of a job that failed."""
     connection.set(f"failure:{job.id}", f"{kind.__name__}: {error}")

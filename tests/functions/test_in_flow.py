@@ -147,7 +147,7 @@ def test_suspension(queue: Queue, sqlite_store: JobStore) -> None:
 def test_running_function_is_stopped(queue: Queue, sqlite_store: JobStore, what: str) -> None:
     connection = queue.connection
     job = queue.enqueue(hang, 600, job_timeout=-1, on_stopped=Callback(f"{TASKS}.note_stop"), retry=Retry(max=3))
-    with running(make_flow(connection, sqlite_store, **ALL)) as worker:
+    with running(make_flow(connection, sqlite_store, function_threads=1, **ALL)) as worker:
         eventually(lambda: job.id in tasks.begun)
         if what == "stop-job":
             send_stop_job_command(connection, job.id, serializer="json")

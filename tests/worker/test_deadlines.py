@@ -1,6 +1,7 @@
 """Deadlines in each phase of a job's life."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -127,3 +128,26 @@ def test_deadline_is_on_rediss_clock_whatever_the_local_one_says() -> None:
         must_end.append(held.must_end)
     assert must_end == [False, True, True]
     assert HeldJob(claim_of("a"), claimed_at=1000.0).deadline is None
+
+
+def test_rqs_time_out_is_a_deadline_from_the_claim(connection: redis.Redis, sqlite_store: JobStore) -> None:
+    queue = Queue("default", connection=connection, serializer="json")
+    timed = queue.enqueue("pagemill.prompt", endless("timed"), job_timeout=1)
+    free = queue.enqueue("pagemill.prompt", endless("free"), job_timeout=-1)
+    with running(make_flow(connection, sqlite_store, ScriptedRunner(step_seconds=0.001))) as worker:
+        detail = expired_job(sqlite_store, timed.id)
+        assert sqlite_store.states([free.id]) == {free.id: JobState.RUNNING}
+        worker.stop_at_once()
+    assert detail.result is not None
+    assert detail.error_message == (
+        f"RQ's time-out of 1 s from the claim passed after {detail.result.completion_tokens} tokens"
+    )
+    assert detail.deadline_at is None, "the next attempt has the same time"
+    assert timed.get_status() is JobStatus.FAILED
+
+
+def test_earlier_one_of_deadline_and_time_out_counts() -> None:
+    for deadline, timeout, expected in ((25.0, 60.0, 25.0), (25.0, 5.0, 15.0), (25.0, None, 25.0), (None, 5.0, 15.0)):
+        fields: dict[str, Any] = {} if deadline is None else {"deadline": after(deadline)}
+        claim = replace(claim_of("a", at_s=10.0, **fields), timeout_seconds=timeout)
+        assert claim.deadline == after(expected)

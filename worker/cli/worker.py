@@ -25,6 +25,7 @@ VALUE_NAMES = {
     "database_url": "URL",
     "data_dir": "DIR",
     "queues": "NAME,...",
+    "functions": "NAME,...",
     "kv_memory_bytes": "SIZE",
 }
 
