@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -16,6 +18,8 @@ from pathlib import Path
 
 from worker.cli.main import main
 
+POLL_SECONDS = 0.01
+KILL_SECONDS = 10.0  # for the system to end what was killed
 PRELOADED = ("worker.service", "worker.cli.worker")
 
 
@@ -25,29 +29,32 @@ class WorkerProcess:
 
     process: ForkServerProcess
     log: Path
-
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None, "it was started"
-        return self.process.pid
+    lock: threading.Lock  # multiprocessing looks after all processes of this one at once, and takes no turns
 
     @property
     def exit_code(self) -> int | None:
         """The exit code, a signal's number negated, or None while it runs."""
-        return self.process.exitcode
+        with self.lock:
+            return self.process.exitcode
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+        """Send it a signal, unless it has ended."""
+        with self.lock:
+            if self.process.exitcode is None:
+                assert self.process.pid is not None, "it was started"
+                os.kill(self.process.pid, number)
 
     def kill(self) -> None:
         """End it with SIGKILL, whatever it does, and wait for its end."""
-        self.process.kill()
-        self.process.join()
+        self.signal(signal.SIGKILL)
+        self.wait(KILL_SECONDS)
 
     def wait(self, seconds: float) -> int | None:
         """Return its exit code, or None when it still runs after so many seconds."""
-        self.process.join(seconds)
-        return self.process.exitcode
+        deadline = time.monotonic() + seconds
+        while (code := self.exit_code) is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return code
 
     def log_text(self) -> str:
         return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
@@ -58,6 +65,7 @@ class Nursery:
 
     def __init__(self) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come: on tensors this small, more only wait
+        self._lock = threading.Lock()
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
 
@@ -66,8 +74,9 @@ class Nursery:
         process = self._context.Process(
             target=run_program, args=(list(arguments), dict(environ), folder, log), daemon=True
         )
-        process.start()
-        return WorkerProcess(process, log)
+        with self._lock:
+            process.start()
+        return WorkerProcess(process, log, self._lock)
 
 
 def run_program(arguments: list[str], environ: dict[str, str], folder: Path, log: Path) -> None:

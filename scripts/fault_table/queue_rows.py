@@ -188,4 +188,5 @@ def share_a_queue(trial: Trial) -> None:
             lambda: all(worker.counters.jobs_done for worker in world.store.workers()), "both workers took part"
         )
         shares = sorted(worker.counters.jobs_done for worker in world.store.workers())
+        trial.check(all(shares), "one of the workers had nothing to do")
         trial.note(f"{count} jobs in {seconds:.1f} s, shared {shares}; schedulers are not covered: there are none yet")

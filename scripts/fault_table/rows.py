@@ -77,6 +77,7 @@ class Row:
     fault: str
     outcome: str
     run: RowFunction
+    is_timed: bool = False  # its outcome has a limit of seconds: nothing runs beside it
 
 
 @dataclass(frozen=True, slots=True)

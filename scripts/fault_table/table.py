@@ -9,6 +9,7 @@ ROWS = (
         "SIGKILL mid-batch",
         "0 lost; orphans run again within 45 s, within 5 s on the same host",
         crash_rows.kill_mid_batch,
+        is_timed=True,
     ),
     Row(
         2,
@@ -35,7 +36,13 @@ ROWS = (
     Row(14, "out of memory", "only what can never fit fails", engine_rows.run_out_of_memory),
     Row(15, "step exception, once and always", "restarted; no job's retries spent", engine_rows.raise_in_step),
     Row(16, "NaN in one row", "that job only; the others' outputs identical", engine_rows.compute_nan),
-    Row(17, "SIGTERM, twice", "drained, exit 0 within 35 s; handed back within 2 s", crash_rows.stop_in_order),
+    Row(
+        17,
+        "SIGTERM, twice",
+        "exit 0 within 35 s; handed back within 2 s",
+        crash_rows.stop_in_order,
+        is_timed=True,
+    ),
     Row(18, "two workers, 10,000 jobs", "none twice", queue_rows.share_a_queue),
     Row(19, "worker cut off for longer than its lease", "the fence rejects its stale writes", crash_rows.cut_off),
 )

@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from worker.records import JobState
 from worker.store import JobStore
 
 POLL_SECONDS = 0.02
-WAIT_SECONDS = 90.0  # far above what anything takes that is not a fault
+WAIT_SECONDS = 240.0  # far above what anything takes that is not a fault
 RESTARTABLE = frozenset({-9, 70, 75})  # exit codes of a worker that a supervisor starts again: killed, or told so
 
 
@@ -147,13 +149,14 @@ class World:
 
 
 class Worlds:
-    """Makes worlds, each in an empty folder on services of its own."""
+    """Makes worlds, each in an empty folder on services of its own. From any thread."""
 
     def __init__(self, folder: Path, model: Path, nursery: Nursery) -> None:
         self._folder = folder
         self._model = model
         self._nursery = nursery
-        self._count = 0
+        self._numbers = count(1)
+        self._lock = threading.Lock()
         self._stack = ExitStack()
         self._postgresql: Engine | None = None
         self._sqlite_template = folder / "template.db"
@@ -175,11 +178,12 @@ class Worlds:
 
         Raises NoServer where PostgreSQL is asked for and is not there.
         """
-        self._count += 1
-        folder = self._folder / str(self._count)
+        folder = self._folder / str(next(self._numbers))
         folder.mkdir()
         with ExitStack() as stack:
-            url = stack.enter_context(self._postgresql_database() if postgresql else self._sqlite_database(folder))
+            url = stack.enter_context(
+                self._postgresql_database(folder) if postgresql else self._sqlite_database(folder)
+            )
             server = stack.enter_context(running_server(binary, folder / "q", **(server_options or {})))
             database = open_database(url)
             stack.callback(database.dispose)
@@ -195,9 +199,9 @@ class Worlds:
         yield f"sqlite:///{shutil.copy(self._sqlite_template, folder / 'pagemill.db')}"
 
     @contextmanager
-    def _postgresql_database(self) -> Iterator[str]:
+    def _postgresql_database(self, folder: Path) -> Iterator[str]:
         server = self._postgresql_server()
-        name = f"pagemill_faults_{os.getpid()}_{self._count}"
+        name = f"{self._postgresql_template}_{folder.name}"
         yield create_database(server, name, template=self._postgresql_template)
         drop_database(server, name)
 
@@ -215,14 +219,15 @@ class Worlds:
 
     def _postgresql_server(self) -> Engine:
         """Connect once, and make a migrated database to copy."""
-        if self._postgresql is None:
-            server = connect_to_server()
-            self._stack.callback(server.dispose)
-            url = create_database(server, self._postgresql_template)
-            self._stack.callback(drop_database, server, self._postgresql_template)
-            schema.upgrade(url)
-            self._postgresql = server
-        return self._postgresql
+        with self._lock:
+            if self._postgresql is None:
+                server = connect_to_server()
+                self._stack.callback(server.dispose)
+                url = create_database(server, self._postgresql_template)
+                self._stack.callback(drop_database, server, self._postgresql_template)
+                schema.upgrade(url)
+                self._postgresql = server
+            return self._postgresql
 
     def _environ(
         self, folder: Path, redis_url: str, database_url: str, settings: Mapping[str, object]
