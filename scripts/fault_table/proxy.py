@@ -107,10 +107,14 @@ class _Handler(socketserver.BaseRequestHandler):
             proxy.open_sockets |= {self.request, server}
             replies = threading.Thread(target=self._pass_replies, args=(server,), daemon=True)
             replies.start()
+            was_refused = False
             while command := self.request.recv(1 << 20):
                 if (refusals := proxy.refusals_of(command)) is not None:
                     self.request.sendall(refusals)
+                    was_refused = True
                     continue
+                if was_refused:
+                    break  # the last that was refused may have been half a command, and this the other half
                 if proxy.loses_reply_to(command):
                     self.is_losing = True
                 server.sendall(command)
