@@ -94,7 +94,8 @@ class CrashJournal:
     def open(cls, data_dir: Path, worker_name: str, queue_address: str) -> Self:
         """Create the journal, locked. Only workers of the same `queue_address` take it over. Raises OSError."""
         folder = data_dir / FOLDER
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         draft = folder / f"{worker_name}.draft"
         descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -59,7 +59,7 @@ class QueuePaths:
     def prepare(self) -> None:
         """Create the folders, readable by this user only; raise ConfigurationError where that cannot be."""
         try:
-            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            self.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in {self.directory, Path(self.socket_path).parent}:
                 folder.mkdir(mode=0o700, exist_ok=True)
                 status = folder.lstat()

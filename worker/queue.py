@@ -208,7 +208,7 @@ class JobQueue(QueueAccess):
         """Release leases that ran out, of whatever worker; at most `SWEEP_LIMIT` per call. Their jobs are suspects, for
         their workers may have crashed. Returns their ids."""
         reply = self._scripts.call("sweep", [SWEEP_LIMIT, PATIENCE_SECONDS, *queues])
-        return tuple(job_id.decode() for job_id in reply)
+        return tuple(job_id.decode("utf-8", "replace") for job_id in reply)
 
     def enqueue_due(self, queues: Iterable[str]) -> DueJobs:
         """Move delayed jobs that are due to their queues, whoever delayed them; at most `SWEEP_LIMIT` per call. RQ's
@@ -230,7 +230,7 @@ class JobQueue(QueueAccess):
 
     def cancelling(self) -> frozenset[str]:
         """Return the ids of running jobs that somebody asked to cancel, within the last day."""
-        return frozenset(job_id.decode() for job_id in self._scripts.call("marked", [CANCELLING_KEY]))
+        return self._marked(CANCELLING_KEY)
 
     def forget_cancelling(self, job_ids: Collection[str]) -> None:
         """Drop requests to cancel that are answered or moot."""

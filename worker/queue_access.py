@@ -13,6 +13,7 @@ from rq.serializers import JSONSerializer
 
 from worker.connection import redis_errors
 from worker.queue_scripts import QueueScripts
+from worker.server_errors import as_pagemill_error
 
 FAILURE_TTL_SECONDS = 31_536_000  # RQ's default: a year
 CANCEL_REQUEST_SECONDS = 86_400  # a worker that has not seen the request by then is not going to
@@ -134,17 +135,24 @@ class QueueAccess:
 
     def watched(self) -> frozenset[str]:
         """Return the ids of the jobs somebody watches now."""
-        return frozenset(job_id.decode() for job_id in self._scripts.call("marked", [WATCHED_KEY]))
+        return self._marked(WATCHED_KEY)
+
+    def _marked(self, key: str) -> frozenset[str]:
+        """Return the members whose time has not run out; whoever can write there can write anything."""
+        return frozenset(job_id.decode("utf-8", "replace") for job_id in self._scripts.call("marked", [key]))
 
     def publish_tokens(self, deltas: Mapping[str, TokenDelta]) -> None:
-        """Append one delta per job id to the jobs' streams, in one round trip."""
+        """Append one delta per job id to the jobs' streams, in one round trip. A job whose stream cannot be appended
+        to, because something else lies there, is not followed; the others are."""
         with redis_errors(), self.connection.pipeline(transaction=False) as pipeline:
             for job_id, delta in deltas.items():
                 key = f"pagemill:tokens:{job_id}"
                 fields: dict[Any, Any] = {"text": delta.text} | ({"final": "1"} if delta.final else {})
                 pipeline.xadd(key, fields, maxlen=TOKEN_STREAM_LENGTH, approximate=True)
                 pipeline.expire(key, TOKEN_STREAM_SECONDS)
-            pipeline.execute()
+            for reply in pipeline.execute(raise_on_error=False):
+                if isinstance(reply, redis.RedisError) and as_pagemill_error(reply, "Redis") is not None:
+                    raise reply
 
     def read_tokens(self, job_id: str, last_id: str = "0-0", block_ms: int = 0) -> Sequence[TokenEvent]:
         """Return the deltas behind `last_id`, waiting up to `block_ms` (at most `MAX_BLOCK_MS`) for the first; 0 is
@@ -153,7 +161,8 @@ class QueueAccess:
         with redis_errors():
             reply: Any = self.connection.xread({f"pagemill:tokens:{job_id}": last_id}, count=1000, block=block)
         events = reply[0][1] if reply else []
-        return tuple(
-            TokenEvent(event_id.decode(), TokenDelta(fields[b"text"].decode(), b"final" in fields))
-            for event_id, fields in events
-        )
+        return tuple(TokenEvent(event_id.decode(), _delta(fields)) for event_id, fields in events)
+
+
+def _delta(fields: Mapping[bytes, bytes]) -> TokenDelta:
+    return TokenDelta(fields.get(b"text", b"").decode("utf-8", "replace"), b"final" in fields)

@@ -86,6 +86,12 @@ def refused_script_line(error: redis.RedisError) -> int | None:
     return int(line[1]) if line else None
 
 
+def reply_code(error: redis.RedisError) -> str:
+    """Return the code with which the server's reply began, such as WRONGTYPE; else ERR."""
+    code = _code(error, str(error).rpartition(_IN_PIPELINE)[2])
+    return code if code.isupper() else "ERR"
+
+
 def _code(error: redis.RedisError, text: str) -> str:
     for kind, code in CODES_OF_CLASSES:
         if isinstance(error, kind):

@@ -22,6 +22,7 @@ CONFIG_VARIABLE = "PAGEMILL_CONFIG"  # names the TOML file
 DEFAULT_CONFIG_FILE = "pagemill.toml"  # read from the working directory when it is there
 DEFAULT = "default"  # the source of a value that nobody set
 FLAG = "flag --"  # how the source of a command-line value begins
+MAX_SECRET_CHARACTERS = 65_536  # of a file: it may be a device that has no end
 SECRET_FIELDS = ("redis_url", "database_url")  # each also has a ..._FILE variable
 OTHER_VARIABLES = frozenset(  # read by scripts/ and tests/, no settings
     {"PAGEMILL_VENV", "PAGEMILL_MODELS", "PAGEMILL_TEST_REDIS_URL", "PAGEMILL_TEST_POSTGRESQL_URL"}
@@ -109,7 +110,8 @@ def _read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object,
 
 def _read_secret(variable: str, path: str) -> str:
     try:
-        secret = Path(path).read_text("utf-8").strip()
+        with Path(path).open(encoding="utf-8") as file:
+            secret = file.read(MAX_SECRET_CHARACTERS).strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(f"{variable}: cannot read {path}: {reason}") from None

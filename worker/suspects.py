@@ -117,4 +117,4 @@ class Suspects:
 
 
 def _decoded(ids: Sequence[bytes]) -> tuple[str, ...]:
-    return tuple(job_id.decode() for job_id in ids)
+    return tuple(job_id.decode("utf-8", "replace") for job_id in ids)

@@ -150,3 +150,12 @@ def assert_unavailable(exit_code: int, stdout: str, stderr: str) -> None:
     assert stderr.count("\n") == 1
     assert "hunter2" not in stderr
     assert "127.0.0.1:1" in stderr
+
+
+def test_key_that_holds_something_else_is_one_line(run: Run, empty_queue: redis.Redis) -> None:
+    empty_queue.sadd("rq:queues", "rq:queue:default")
+    empty_queue.set("rq:queue:default", "the-text-of-a-prompt")
+    result = run("status")
+    assert result.exit_code == 69
+    assert result.stderr.startswith("error: a key in unix://")
+    assert result.stderr.endswith("is not what it should be: WRONGTYPE\n")

@@ -233,3 +233,14 @@ def test_wait_streams_json(run: Run) -> None:
     ends = [json.loads(line) for line in result.stdout.splitlines()]
     assert [end["state"] for end in ends] == ["done", "done"]
     assert ends[0]["result"]["text"] == "answer to one"
+
+
+@pytest.mark.parametrize("path", ["ten-megabytes", "/dev/zero"])
+def test_file_that_no_job_may_hold_is_not_read_to_its_end(
+    run: Run, empty_queue: redis.Redis, tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "ten-megabytes").write_text("x" * 10_000_000)
+    result = run("submit", "--file", path)
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {path}: has more than 1048576 bytes, which is the most that a job may have\n"
+    assert empty_queue.keys("rq:*") == []

@@ -366,3 +366,23 @@ def test_late_retry_is_fenced(store: JobStore) -> None:
     assert store.finish_attempts([late]) == {"a"}
     job = job_of(store, "a")
     assert (job.state, job.epoch, job.retry_at, job.retry_count) == (JobState.RUNNING, 2, None, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'; DROP TABLE jobs; --",
+        "=cmd|' /C calc'!A0",
+        "<script>alert(1)</script>",
+        "\x1b[2J\x1b]0;x\x07",
+        "%s %(x)s :x ?",
+    ],
+)
+def test_text_is_data_whatever_it_says(store: JobStore, text: str) -> None:
+    claim = claim_of("a", prompt=text, system=text, custom_id=text, metadata={text: text})
+    store.begin_attempts([claim], "w")
+    store.finish_attempts([replace(outcome_of(claim), text=text)])
+    job = store.job("a")
+    assert job is not None
+    assert job.result is not None
+    assert (job.result.text, job.custom_id, job.payload) == (text, text, claim.payload_json)

@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -29,9 +29,12 @@ def read_prompt(path: str) -> str:
     """Return a file's or standard input's text as one prompt, without the newline that ends its last line."""
     name = _name(path)
     try:
-        data = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
+        with nullcontext(sys.stdin.buffer) if path == STDIN else Path(path).open("rb") as file:
+            data = file.read(MAX_PAYLOAD_BYTES + 1)
     except OSError as error:
         raise InvalidJob(name, f"cannot be read: {error.strerror}") from None
+    if len(data) > MAX_PAYLOAD_BYTES:
+        raise InvalidJob(name, f"has more than {MAX_PAYLOAD_BYTES} bytes, which is the most that a job may have")
     return _decode(data, name).removeprefix("\ufeff").removesuffix("\n")
 
 

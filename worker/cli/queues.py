@@ -6,7 +6,9 @@ from contextlib import contextmanager
 import redis
 
 from worker.connection import connect, redis_errors
+from worker.errors import ServiceUnavailable
 from worker.redis_url import describe_url
+from worker.server_errors import reply_code
 from worker.settings_model import Settings
 
 
@@ -20,11 +22,14 @@ def queue_name(settings: Settings) -> str:
 def opened_queue(settings: Settings) -> Iterator[redis.Redis]:
     """Give a connection to Redis, the embedded one unless a URL is set, and close it afterwards.
 
-    Errors of Redis in the block become one line for the user.
+    Errors of Redis in the block become one line for the user, with the server's code but none of a command's arguments.
     """
     connection = connect(settings.queue_url(), settings.data_dir)
+    name = queue_name(settings)
     try:
-        with redis_errors(queue_name(settings)):
+        with redis_errors(name):
             yield connection
+    except redis.ResponseError as error:
+        raise ServiceUnavailable(f"a key in {name} is not what it should be: {reply_code(error)}") from None
     finally:
         connection.close()

@@ -14,7 +14,7 @@ local found = {}
 local executions = PREFIX .. ':worker:' .. worker_name .. ':executions'
 for _, member in ipairs(call('SMEMBERS', executions)) do
     local job_id, execution_id = member:match('^(.*):([^:]*)$')
-    if job_id and not known[execution_id] then
+    if job_id and job_id:match('^[A-Za-z0-9_-]+$') and not known[execution_id] then
         local job = job_key(job_id)
         local queue = is_hash(job) and call('HGET', job, 'pagemill_queue')
         if queue and holds(queue, job_id, execution_id) then

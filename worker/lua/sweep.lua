@@ -18,8 +18,10 @@ for index = 4, #ARGV do
     local expired = left > 0 and call('ZRANGEBYSCORE', leases_key(queue), '-inf', now, 'LIMIT', 0, left) or {}
     for _, member in ipairs(expired) do
         local job_id, execution_id = member:match('^(.*):([^:]*)$')
-        local held = holds(queue, job_id, execution_id)
-        if not (held and may_return(job_id, member, queue)) then
+        local held = job_id and holds(queue, job_id, execution_id)
+        if not job_id then
+            call('ZREM', leases_key(queue), member) -- no script writes such a one
+        elseif not (held and may_return(job_id, member, queue)) then
             local fields = held and call('HMGET', job_key(job_id), 'worker_name', 'pagemill_epoch') or {}
             drop_execution(queue, job_id, execution_id, fields[1] or '')
             if held then
