@@ -27,6 +27,7 @@ VALUE_NAMES = {
     "queues": "NAME,...",
     "functions": "NAME,...",
     "kv_memory_bytes": "SIZE",
+    "health_address": "HOST:PORT",
 }
 
 
