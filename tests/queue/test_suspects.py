@@ -244,3 +244,14 @@ def test_cancelled_suspect_does_not_run(
     assert suspects_waiting == 2
     other_queue.cancel(ids[0])
     assert [claim.job_id for claim in claim_suspects(queue_connection, other_queue).claims] == [ids[1]]
+
+
+def test_nobody_is_guilty_in_company(queue_connection: redis.Redis, worker_queue: JobQueue, suspects: Suspects) -> None:
+    """Two jobs with two crashes each never run together; but should they, one of them may be innocent."""
+    ids = submit(queue_connection, ["x"] * 2)
+    claims = claim_all(worker_queue)
+    for job_id in ids:
+        queue_connection.hset(f"rq:job:{job_id}", "pagemill_crashes", "2")
+    suspects.abandon(dead(worker_queue, *claims))
+    assert [queue_connection.hget(f"rq:job:{job_id}", "pagemill_crashes") for job_id in ids] == [b"2", b"2"]
+    assert suspect_groups(queue_connection) == [[job_id] for job_id in ids]

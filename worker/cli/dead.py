@@ -26,6 +26,11 @@ from worker.store import JobStore
 P = ParamSpec("P")
 R = TypeVar("R")
 
+WORKER_COLUMNS = ("worker", "host", "model", "device", "dtype", "pagemill", "torch", "transformers")
+WORKER_FIELDS = (
+    *("name", "hostname", "model", "device", "dtype"),
+    *("pagemill_version", "torch_version", "transformers_version"),
+)
 MAX_SHOWN_CHARACTERS = 100  # of a message, in a list
 
 
@@ -202,8 +207,11 @@ def _print_diagnosis(diagnosis: dict[str, Any]) -> None:
         ("worker", "at", "kind", "signal", "suspects"),
         [tuple(crash.get(name) for name in ("worker", "at", "kind", "signal", "num_suspects")) for crash in crashes],
     )
-    for worker in diagnosis.get("workers", []):
-        print_fields("Worker", worker)
+    print_table(
+        "Their workers",
+        WORKER_COLUMNS,
+        [tuple(worker.get(name) for name in WORKER_FIELDS) for worker in diagnosis.get("workers", [])],
+    )
     print_fields("To reproduce", {"seed": str(diagnosis.get("seed"))})
 
 
