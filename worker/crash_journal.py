@@ -31,6 +31,7 @@ from worker.suspects import DeadWorker
 
 FOLDER = "crash"
 SUFFIX = ".journal"
+FEW = 16  # requests in a step: of so many it is noted in each step how far they are
 KEPT_SECONDS = 86_400  # a dead worker's journal, if nobody takes its jobs over: their leases ran out long before
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
@@ -43,14 +44,14 @@ class Place(IntEnum):
     OWNER = 0  # which worker and process
     END = 2048  # how the process ended, by its supervisor
     ASIDE = 4096  # executions at work outside the engine's steps
-    STEP = 65_536  # executions in the engine's running, or latest, step
+    STEP = 65_536  # executions in the engine's running, or latest, step, and how many output tokens each has
 
 
 class Journal(Protocol):
     """What a worker tells its successors, and what it learns of its predecessors."""
 
-    def note_step(self, execution_ids: Collection[str]) -> None:
-        """Note who takes part in the step that is about to run."""
+    def note_step(self, output_tokens: Mapping[str, int]) -> None:
+        """Note who takes part in the step that is about to run, by execution, and how many output tokens each has."""
 
     def aside(self, execution_id: str) -> AbstractContextManager[object]:
         """Note, for a while, somebody who is at work outside the engine's steps. From any thread."""
@@ -65,7 +66,7 @@ class Journal(Protocol):
 class NoJournal:
     """For a worker that cannot write one: its jobs wait for their leases to run out, and all of them are suspects."""
 
-    def note_step(self, execution_ids: Collection[str]) -> None:
+    def note_step(self, output_tokens: Mapping[str, int]) -> None:
         pass
 
     def aside(self, execution_id: str) -> AbstractContextManager[object]:
@@ -85,7 +86,7 @@ class CrashJournal:
         self._path = path
         self._descriptor = descriptor
         self._queue = queue
-        self._in_step: frozenset[str] = frozenset()
+        self._in_step: Collection[str] = frozenset()
         self._aside: set[str] = set()
         self._lock = threading.Lock()
         self._leaves_leases = False
@@ -106,14 +107,16 @@ class CrashJournal:
         draft.rename(path)  # nobody must find it before it is locked
         journal = cls(path, descriptor, queue)
         _write(descriptor, Place.ASIDE, [])
-        _write(descriptor, Place.STEP, [])
+        _write(descriptor, Place.STEP, {})
         return journal
 
-    def note_step(self, execution_ids: Collection[str]) -> None:
-        in_step = frozenset(execution_ids)
-        if in_step != self._in_step:
-            self._in_step = in_step
-            _write(self._descriptor, Place.STEP, list(in_step))
+    def note_step(self, output_tokens: Mapping[str, int]) -> None:
+        if len(output_tokens) <= FEW:
+            self._in_step = output_tokens.keys()
+            _write(self._descriptor, Place.STEP, dict(output_tokens))
+        elif output_tokens.keys() != self._in_step:
+            self._in_step = output_tokens.keys()
+            _write(self._descriptor, Place.STEP, dict.fromkeys(output_tokens))
 
     @contextmanager
     def aside(self, execution_id: str) -> Iterator[None]:
@@ -148,7 +151,7 @@ class CrashJournal:
         to blame for that."""
         if self._leaves_leases:
             _write(self._descriptor, Place.ASIDE, [])
-            _write(self._descriptor, Place.STEP, [])
+            _write(self._descriptor, Place.STEP, {})
         else:
             self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
@@ -162,7 +165,8 @@ class JournaledRunner:
         self._journal = journal
 
     def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
-        self._journal.note_step([share.request.request_id for share in plan.scheduled])
+        requests = [share.request for share in plan.scheduled]
+        self._journal.note_step({request.request_id: request.num_output_tokens for request in requests})
         return self._runner.run(plan)
 
     def scrub(self, block_ids: list[int]) -> None:
@@ -213,12 +217,13 @@ def _locked(path: Path) -> Iterator[int | None]:
 def _dead_worker(descriptor: int, owner: Mapping[str, Any]) -> DeadWorker:
     end, aside, in_step = (_read(descriptor, place) for place in (Place.END, Place.ASIDE, Place.STEP))
     signal = end.get("signal") if isinstance(end, dict) else None
-    is_known = isinstance(aside, list) and isinstance(in_step, list)
+    is_known = isinstance(aside, list) and isinstance(in_step, dict)
     return DeadWorker(
         name=str(owner["worker"]),
         kind=CrashKind.DEATH if owner.get("boot") == _boot_id() else CrashKind.REBOOT,
         signal=signal,
         at_work=frozenset((*aside, *in_step)) if is_known else None,
+        output_tokens={name: number for name, number in in_step.items() if number is not None} if is_known else {},
     )
 
 

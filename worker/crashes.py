@@ -32,6 +32,7 @@ class Crash:
     at: datetime  # UTC, Redis's clock, when it was noticed
     signal: int | None  # that ended the process, where its supervisor saw it
     num_suspects: int  # this job among them
+    output_tokens: int | None = None  # that the job had by then, where it is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,14 @@ def read_crashes(log: bytes) -> tuple[Crash, ...]:
 def _read_crash(line: bytes) -> Crash | None:
     try:
         entry = json.loads(line)
-        signal = entry.get("signal")
+        signal, output_tokens = entry.get("signal"), entry.get("output_tokens")
         return Crash(
             worker=str(entry["worker"]),
             kind=CrashKind(entry["kind"]),
             at=datetime.fromtimestamp(float(entry["at"]), UTC),
             signal=None if signal is None else int(signal),
             num_suspects=int(entry["num_suspects"]),
+            output_tokens=None if output_tokens is None else int(output_tokens),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError, RecursionError):
         return None

@@ -6,8 +6,8 @@ itself protects nothing: two workers that run a group each do no harm. See `work
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 from uuid import uuid4
@@ -31,6 +31,7 @@ class DeadWorker:
     kind: CrashKind
     signal: int | None  # that ended it, where its supervisor saw it
     at_work: frozenset[str] | None  # executions it was computing when it died; None is not known: it may be any
+    output_tokens: Mapping[str, int] = field(default_factory=dict)  # how far some of these were
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,9 @@ class Suspects:
     def abandon(self, dead: DeadWorker) -> Released:
         """Release the leases of a dead worker, without waiting for them to run out. No job loses a retry."""
         arguments: list[Argument] = [dead.name, dead.kind.value, "" if dead.signal is None else dead.signal]
-        arguments += ["all"] if dead.at_work is None else ["named", *sorted(dead.at_work)]
+        arguments.append("all" if dead.at_work is None else "named")
+        for execution_id in sorted(dead.at_work or ()):
+            arguments += (execution_id, dead.output_tokens.get(execution_id, ""))
         waiting, suspects = self._scripts.call("abandon", arguments)
         return Released(_decoded(waiting), _decoded(suspects))
 

@@ -1,6 +1,7 @@
 """Suspects of crashes: whoever crashes, however it becomes known, the culprits alone are found guilty, and soon."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -255,3 +256,28 @@ def test_nobody_is_guilty_in_company(queue_connection: redis.Redis, worker_queue
     suspects.abandon(dead(worker_queue, *claims))
     assert [queue_connection.hget(f"rq:job:{job_id}", "pagemill_crashes") for job_id in ids] == [b"2", b"2"]
     assert suspect_groups(queue_connection) == [[job_id] for job_id in ids]
+
+
+@pytest.mark.parametrize(
+    ("output_tokens", "num_crashes"),
+    [((3, 3, 3), 3), ((9, 3, 3), 3), ((None, 5, None), 3), ((1, 2, 3, 3), 4), ((1, 2, 3, 4, 5, 6, 7), 6)],
+)
+def test_last_crash_must_repeat_the_one_before_or_be_the_sixth(
+    queue_connection: redis.Redis,
+    worker_queue: JobQueue,
+    suspects: Suspects,
+    output_tokens: tuple[int | None, ...],
+    num_crashes: int,
+) -> None:
+    submit(queue_connection, ["x"])
+    (claim,) = claim_all(worker_queue)
+    for tokens in output_tokens:
+        known = {} if tokens is None else {claim.execution_id: tokens}
+        suspects.abandon(replace(dead(worker_queue, claim), output_tokens=known))
+        claimed = claim_suspects(queue_connection, worker_queue)
+        if claimed.dead:
+            break
+        (claim,) = claimed.claims
+    (record,) = claimed.dead
+    assert record.diagnosis is not None
+    assert tuple(crash.output_tokens for crash in record.diagnosis.crashes) == output_tokens[:num_crashes]

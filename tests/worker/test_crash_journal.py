@@ -9,7 +9,7 @@ import pytest
 
 from engine.scheduler import SchedulerOutput
 from tests.worker.test_parts import ROOT
-from worker.crash_journal import FOLDER, CrashJournal, JournaledRunner, NoJournal, Place, journaling, note_end
+from worker.crash_journal import FEW, FOLDER, CrashJournal, JournaledRunner, NoJournal, Place, journaling, note_end
 from worker.crashes import CrashKind
 from worker.suspects import DeadWorker
 
@@ -19,7 +19,7 @@ import os, signal, sys
 from pathlib import Path
 from worker.crash_journal import CrashJournal
 journal = CrashJournal.open(Path(sys.argv[1]), "dying", sys.argv[2])
-journal.note_step(["x1", "x2"])
+journal.note_step({"x1": 0, "x2": 7})
 with journal.aside("x3"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -46,7 +46,9 @@ def journals(data_dir: Path) -> list[Path]:
 
 def test_dead_process_tells_who_was_at_work(tmp_path: Path) -> None:
     die(tmp_path)
-    assert dead_workers(tmp_path) == [DeadWorker("dying", CrashKind.DEATH, None, frozenset({"x1", "x2", "x3"}))]
+    assert dead_workers(tmp_path) == [
+        DeadWorker("dying", CrashKind.DEATH, None, frozenset({"x1", "x2", "x3"}), {"x1": 0, "x2": 7})
+    ]
     assert dead_workers(tmp_path) == []
     assert journals(tmp_path) == []
 
@@ -60,7 +62,7 @@ def test_supervisor_adds_the_signal(tmp_path: Path) -> None:
 
 def test_living_process_is_left_alone(tmp_path: Path) -> None:
     with journaling(tmp_path, "alive", QUEUE) as journal:
-        journal.note_step(["x1"])
+        journal.note_step({"x1": 0})
         note_end(tmp_path, os.getpid(), 9)
         assert dead_workers(tmp_path) == []
         assert len(journals(tmp_path)) == 1
@@ -119,19 +121,24 @@ def test_reboot_is_told_from_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_orderly_end_that_leaves_leases_blames_nobody(tmp_path: Path) -> None:
     with journaling(tmp_path, "worker-1", QUEUE) as journal:
-        journal.note_step(["x1"])
+        journal.note_step({"x1": 0})
         journal.leave()
     assert [dead.at_work for dead in dead_workers(tmp_path)] == [frozenset()]
 
 
-def test_only_changes_are_written(tmp_path: Path) -> None:
+def test_progress_is_noted_of_few_and_only_changes_of_many(tmp_path: Path) -> None:
     journal = CrashJournal.open(tmp_path, "worker-1", QUEUE)
     (path,) = journals(tmp_path)
-    journal.note_step(["x1", "x2"])
+    many = {f"x{number}": 5 for number in range(FEW + 1)}
+    journal.note_step(many)
     path.write_bytes(b"")
-    journal.note_step(["x2", "x1"])
+    journal.note_step(dict.fromkeys(many, 6))
     assert path.stat().st_size == 0
-    journal.note_step(["x1"])
+    few = dict(list(many.items())[:FEW])
+    journal.note_step(few)
+    assert path.stat().st_size > 0
+    path.write_bytes(b"")
+    journal.note_step(few)
     assert path.stat().st_size > 0
     journal.close()
 
@@ -140,7 +147,7 @@ def test_folder_that_cannot_be_written_is_no_failure(tmp_path: Path, caplog: pyt
     (tmp_path / FOLDER).write_text("in the way")
     with journaling(tmp_path, "worker-1", QUEUE) as journal:
         assert isinstance(journal, NoJournal)
-        journal.note_step(["x1"])
+        journal.note_step({"x1": 0})
         with journal.aside("x2"):
             journal.take_over(lambda dead: pytest.fail("there are none"))
         journal.leave()
@@ -151,7 +158,7 @@ def test_runner_notes_a_step_before_it_runs(tmp_path: Path) -> None:
     noted: list[str] = []
 
     class Journal(NoJournal):
-        def note_step(self, execution_ids: object) -> None:
+        def note_step(self, output_tokens: object) -> None:
             noted.append("noted")
 
     class Runner:

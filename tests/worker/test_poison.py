@@ -118,8 +118,7 @@ def test_suspects_run_in_groups_with_nothing_beside_them(connection: redis.Redis
         assert set(sqlite_store.states([*ids, *later]).values()) == {JobState.DONE}
         groups = [{f"{ENDLESS} {number}" for number in group} for group in ((0, 1, 2), (3, 4, 5), (6, 7, 8))]
         allowed = [*groups, {"later 1", "later 2"}]
-        assert [next(place for place, group in enumerate(allowed) if company <= group) for company in runner.companies]
-        assert all(group in runner.companies for group in allowed)
+        assert all(any(company <= group for group in allowed) for company in runner.companies)
     assert {attempts_of(sqlite_store, job_id)[-1][:2] for job_id in ids} == {("worker-2", AttemptState.DONE)}
 
 

@@ -73,7 +73,7 @@ def test_signal_is_noted_in_the_journal(tmp_path: Path) -> None:
     program = """
 from worker.crash_journal import CrashJournal
 if starts < 2:
-    CrashJournal.open(folder, "dying", "queue").note_step(["x1"])
+    CrashJournal.open(folder, "dying", "queue").note_step({"x1": 0})
     os.kill(os.getpid(), signal.SIGBUS)
 """
     assert start(tmp_path, program).wait() == ExitCode.OK

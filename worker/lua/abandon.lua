@@ -1,12 +1,13 @@
 #!lua flags=allow-oom
--- Release the leases of a worker that is dead. Arguments: prefix, worker name, kind of its end, signal ('' is not known),
--- 'all' or 'named', then, of the latter, the ids of the executions that are suspects. The other jobs go back to the
--- heads of their queues, and its suspect duty ends. Reply: {ids of jobs that wait again, ids of suspects}, each in the order of the claims.
+-- Release the leases of a worker that is dead. Its suspect duty ends.
+-- Arguments: prefix, worker name, kind of its end, signal ('' is not known), 'all' or 'named', then, of the latter, the
+-- executions that are suspects: id, output tokens ('' is not known). The other jobs go back to the heads of their queues.
+-- Reply: {ids of jobs that wait again, ids of suspects}, each in the order of the claims.
 
 local worker_name, kind, signal, whom = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local named = {}
-for index = 6, #ARGV do
-    named[ARGV[index]] = true
+for index = 6, #ARGV, 2 do
+    named[ARGV[index]] = ARGV[index + 1]
 end
 
 local orphans = {}
@@ -17,7 +18,7 @@ for _, member in ipairs(call('SMEMBERS', PREFIX .. ':worker:' .. worker_name .. 
     local queue = fields[1]
     if queue and fields[3] == worker_name and holds(queue, job_id, execution_id) then
         orphans[#orphans + 1] = {queue = queue, job_id = job_id, execution_id = execution_id,
-            epoch = tonumber(fields[2]) or 0}
+            epoch = tonumber(fields[2]) or 0, output_tokens = tonumber(named[execution_id] or '')}
     end
 end
 table.sort(orphans, claimed_before)

@@ -3,8 +3,11 @@
 -- It waits in a group of `pagemill:suspects:<queue>`, and a worker runs a group with nothing else.
 -- The first crash's n suspects form about sqrt(n) groups, those of a second crash go one by one, and a job that was
 -- alone in a third is guilty. Halves would be sparing with groups, but take a crash for every halving: more than three.
+-- Workers that are killed from outside die at any moment, a job that kills its worker does so at one place. So the third
+-- crash convicts only where it met the job with as many output tokens as the one before; a sixth does in any case.
 
 local MAX_CRASHES = 3
+local MAX_UNLIKE_CRASHES = 6
 local MAX_LOG_BYTES = 16384
 
 -- The lines of a crash log, without those of one execution.
@@ -19,6 +22,18 @@ local function log_without(log, execution_id)
     return table.concat(lines, '\n')
 end
 
+-- Tell whether a crash repeats the last one of a log, as far as is known.
+local function repeats(log, crash)
+    local known, last = pcall(cjson.decode, log:match('[^\n]*$'))
+    local before = known and type(last) == 'table' and tonumber(last.output_tokens)
+    return not before or not crash.output_tokens or before == crash.output_tokens
+end
+
+local function convicts(log, crash)
+    local _, num_breaks = log:gsub('\n', '')
+    return crash.num_suspects == 1 and (repeats(log, crash) or num_breaks + 2 >= MAX_UNLIKE_CRASHES)
+end
+
 -- Count a crash against one job; returns how many it has.
 local function count_crash(orphan, crash)
     local job = job_key(orphan.job_id)
@@ -27,9 +42,8 @@ local function count_crash(orphan, crash)
     if crashes >= MAX_CRASHES then
         return crashes -- guilty, and its crashes known: whoever was to dead-letter it has died
     end
-    -- Only who was alone can be guilty; one more crash is of no weight for a job that was not.
-    crashes = math.min(crashes + 1, crash.num_suspects == 1 and MAX_CRASHES or MAX_CRASHES - 1)
-    crash.execution_id = orphan.execution_id
+    crash.execution_id, crash.output_tokens = orphan.execution_id, orphan.output_tokens
+    crashes = math.min(crashes + 1, convicts(fields[2] or '', crash) and MAX_CRASHES or MAX_CRASHES - 1)
     local log = (fields[2] and fields[2] .. '\n' or '') .. cjson.encode(crash)
     call('HSET', job, 'pagemill_crashes', crashes)
     if #log <= MAX_LOG_BYTES then
