@@ -147,7 +147,7 @@ class Settings(BaseModel):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto is a GPU where there is one")
     max_jobs: int = Field(
-        default=256,
+        default=1024,
         ge=1,
         le=4096,
         description="most jobs that a worker holds, results that SQL has not taken yet included; claims follow the "

@@ -112,6 +112,24 @@ def test_an_outage_of_sql_is_told_and_ends(connection: redis.Redis, sqlite_store
         eventually(lambda: not problems(flow))
 
 
+def test_results_that_sql_does_not_take_are_counted(
+    connection: redis.Redis, sqlite_store: JobStore, sqlite_file: Path
+) -> None:
+    runner = ScriptedRunner()
+    runner.may_step.clear()
+    ids = submit(connection, ["one", "two", "three"])
+    flow = make_flow(connection, sqlite_store, runner, max_jobs=3, **ANY_PORT)
+    with running(flow):
+        eventually(lambda: len(sqlite_store.states(ids)) == 3)
+        with sql_outage(sqlite_file):
+            more = submit(connection, ["four"])
+            runner.may_step.set()
+            eventually(lambda: ask(flow)[1]["buffered_results"] == 3)
+            assert ask(flow)[1]["held_jobs"] == 3  # there is no room for more
+            assert flow._queue.depth(["default"]) == {"default": 1}
+        eventually(lambda: len(sqlite_store.results([*ids, *more])) == 4)
+
+
 def test_an_outage_of_redis_is_told_and_ends(proxy: Proxy, proxied: redis.Redis, sqlite_store: JobStore) -> None:
     flow = make_flow(proxied, sqlite_store, **ANY_PORT)
     with running(flow):
