@@ -192,6 +192,8 @@ class PagemillWorker(DrainingWorker):
     def clean_registries(self) -> None:
         """Do what RQ's own workers do for each other and for their own lapsed jobs. Ours lapse by their leases, for
         `sweep` to queue; in RQ's registry of started jobs they do not run out."""
+        # First, so that what fails here is tried again at the next maintenance, not at once.
+        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it by its first value, None
         for queue in self.queues:
             if queue.acquire_maintenance_lock():
                 try:
@@ -200,7 +202,6 @@ class PagemillWorker(DrainingWorker):
                     queue.intermediate_queue.cleanup(self, queue)
                 finally:
                     queue.release_maintenance_lock()
-        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it by its first value, None
 
     def _pubsub_exception_handler(self, exc: BaseException, pubsub: Any, pubsub_thread: Any) -> None:
         """Keep listening through any trouble with Redis; RQ's own handler gives up after a time-out."""

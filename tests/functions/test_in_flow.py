@@ -344,7 +344,7 @@ def test_end_whose_reply_is_lost_stands(
     follower = queue.enqueue(add, 2, depends_on=Dependency(job, allow_failure=True))
     with running(make_flow(proxied, sqlite_store, **ALL)) as worker:
         eventually(lambda: tasks.begun == [job.id])
-        proxy.lose_replies_to.append(b"EXEC")
+        proxy.lose_replies_to.append(b"XADD")  # the transaction that ends the job
         tasks.may_go_on.set()
         eventually(lambda: job.get_status() in (JobStatus.FINISHED, JobStatus.FAILED))
         eventually(lambda: not proxy.lose_replies_to)
