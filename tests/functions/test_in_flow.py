@@ -378,3 +378,19 @@ def test_end_outlives_an_outage(
         worker.stop()
     assert len(job.results()) == 1
     assert tasks.begun == [job.id]
+
+
+@pytest.mark.parametrize("callback", [f"{TASKS}.note_failure", "os.getcwd"])
+def test_jobs_that_rqs_own_workers_abandoned_fail_as_with_rq(
+    queue: Queue, sqlite_store: JobStore, callback: str
+) -> None:
+    """Maintenance does for them what RQ's does; their callbacks are allow-listed like all others."""
+    connection = queue.connection
+    job = queue.enqueue(add, 1, on_failure=Callback(callback))
+    queue.remove(job)
+    job.set_status(JobStatus.STARTED)
+    connection.zadd("rq:wip:default", {f"{job.id}:execution": 1.0})
+    make_flow(connection, sqlite_store, **ALL).run(burst=True)
+    assert job.get_status() is JobStatus.FAILED
+    assert "AbandonedJobError" in reason(job)
+    assert value(connection, f"failure:{job.id}").startswith("AbandonedJobError") is callback.endswith("note_failure")
