@@ -148,7 +148,10 @@ def own_fields(chance: random.Random, connection: Any, job_id: bytes, record: Re
         b"pagemill_queue": chance.choice([b"", b"other", b"\xff", b"default"]),
         b"pagemill_acknowledged": chance.choice([b"", b"x"]),
         b"pagemill_tenant": chance.choice([b"", b"\xff", b"x" * 10_000, b"rival"]),
-        b"pagemill_deadline": chance.choice(EPOCHS),
+        b"pagemill_crashes": chance.choice([b"1", b"2", b"3", b"4", b"x", *EPOCHS]),
+        b"pagemill_crash_log": chance.choice([b"", b"?", b"{}", b"[]\n{", b'{"at": "x"}', b"\xff", b"[" * 9_000]),
+        b"pagemill_retries": chance.choice([b"0", b"7", *EPOCHS]),
+        b"pagemill_delayed": chance.choice([b"", b"x"]),
     }
     chosen = chance.sample(sorted(spoilt), chance.randrange(1, 4))
     return write(connection, job_id, {**record, **{name: spoilt[name] for name in chosen}})

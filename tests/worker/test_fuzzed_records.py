@@ -14,6 +14,7 @@ import redis
 from scripts.fault_table.mutations import MUTATIONS, has_ended_by_its_own_word, real_record, sql_id
 from tests.worker.fakes import ScriptedRunner, eventually, make_flow, running
 from worker.client import submit
+from worker.policy import QueuePolicy, TenantLimit
 from worker.records import TERMINAL_STATES, JobState
 from worker.store import JobStore
 
@@ -22,13 +23,17 @@ NUM_GOOD = 50
 
 
 @pytest.mark.parametrize(
-    ("queue_connection", "database_url"), [("embedded", "sqlite"), ("redis", "postgresql")], indirect=True
+    ("queue_connection", "database_url", "limit"),
+    [("embedded", "sqlite", None), ("redis", "postgresql", TenantLimit(max_running=8))],
+    indirect=["queue_connection", "database_url"],
 )
-def test_no_record_ends_a_worker(queue_connection: redis.Redis, store: JobStore) -> None:
+def test_no_record_ends_a_worker(queue_connection: redis.Redis, store: JobStore, limit: TenantLimit | None) -> None:
     chance = random.Random(20261129)
     connection: Any = queue_connection
     (model_id,) = submit(connection, [{"prompt": "a prompt to spoil", "max_tokens": 4, "metadata": {"k": "v"}}])
     record = real_record(connection, model_id)
+    if limit is not None:
+        QueuePolicy(connection).limit("*", limit)
     good: list[str] = [model_id]
     spoilt: dict[bytes, str] = {}
     runner = ScriptedRunner()
@@ -39,7 +44,7 @@ def test_no_record_ends_a_worker(queue_connection: redis.Redis, store: JobStore)
             if number % (NUM_SPOILT // NUM_GOOD) == 0:
                 good += submit(connection, [f"good {number}"])
             assert worker.thread.is_alive(), f"{mutation.__name__} {number}"
-        eventually(lambda: connection.llen("rq:queue:default") == 0 and not len(worker.flow._held), "all is drained")
+        eventually(lambda: not is_waiting(connection) and not len(worker.flow._held), "all is drained")
         assert worker.thread.is_alive()
         worker.stop()
     assert store.states(good) == dict.fromkeys(good, JobState.DONE)
@@ -54,3 +59,8 @@ def test_no_record_ends_a_worker(queue_connection: redis.Redis, store: JobStore)
     assert min(Counter(states.values())[state] for state in (JobState.DONE, JobState.DEAD)) > NUM_SPOILT // 10
     assert connection.keys("pagemill:leases:*") == []
     assert "this" not in sys.modules  # what the pickles and the foreign functions would have imported
+
+
+def is_waiting(connection: Any) -> bool:
+    """Tell whether jobs wait in the queue, for their tenants' limits or to run apart from others."""
+    return bool(connection.exists("rq:queue:default", "pagemill:parked:default", "pagemill:suspects:default"))

@@ -8,6 +8,7 @@ import redis
 
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import ends, submit
+from worker.policy import QueuePolicy
 from worker.queue import JobQueue
 from worker.queue_access import QueueAccess
 from worker.records import JobState
@@ -26,6 +27,11 @@ def test_junk_in_the_queues_own_sets_ends_no_worker(queue_connection: redis.Redi
     connection.sadd("rq:worker:worker-1:executions", *JUNK)
     connection.zadd("rq:scheduled:default", dict.fromkeys(JUNK, 1))
     connection.sadd("rq:queues", *JUNK)
+    connection.sadd("pagemill:paused", *JUNK)
+    connection.rpush("pagemill:suspects:default", *JUNK)
+    connection.zadd("pagemill:parked:default", dict.fromkeys(JUNK, 1))
+    connection.hset("pagemill:limits", mapping={b"default": b'{"per_minute": 7}', b"\xff": b"{", b"*": b"[]"})
+    connection.rpush("pagemill:starts:default", *JUNK)
     with running(make_flow(connection, sqlite_store, runner, beat_seconds=0.05, sweep_seconds=0.05)) as worker:
         (endless,) = submit(connection, [{"prompt": ENDLESS, "max_tokens": 16_000}])
         eventually(lambda: runner.generations[ENDLESS])
@@ -36,6 +42,7 @@ def test_junk_in_the_queues_own_sets_ends_no_worker(queue_connection: redis.Redi
         assert worker.thread.is_alive()
         worker.stop()
     assert connection.zcard("pagemill:leases:default") == 0
+    assert [status.tenant for status in QueuePolicy(connection).tenants()]
 
 
 @pytest.mark.parametrize("write", ["set", "rpush", "xadd"])

@@ -34,7 +34,7 @@ local function may_start(tenant)
         return false
     end
     local earliest = limit.per_minute and call('LINDEX', 'pagemill:starts:' .. tenant, -limit.per_minute)
-    return not earliest or tonumber(earliest) <= NOW_US - MINUTE_US
+    return (tonumber(earliest or '') or 0) <= NOW_US - MINUTE_US
 end
 
 -- Count one job of a tenant as started, its lease ending in `lease` seconds.

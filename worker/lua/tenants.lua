@@ -19,7 +19,7 @@ local function num_starts(tenant)
     local length = high
     while low < high do
         local middle = math.floor((low + high) / 2)
-        if tonumber(call('LINDEX', key, middle)) > NOW_US - MINUTE_US then
+        if (tonumber(call('LINDEX', key, middle)) or 0) > NOW_US - MINUTE_US then
             high = middle
         else
             low = middle + 1
