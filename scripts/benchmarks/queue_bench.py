@@ -73,10 +73,13 @@ class Results:
 @click.option("--jobs", type=click.IntRange(min=1), default=10_000, show_default=True, help="No-op jobs a run.")
 @click.option("--submit", "num_submitted", type=click.IntRange(min=1), default=100_000, show_default=True)
 @click.option("--depth", type=click.IntRange(min=100), default=DEPTHS[-1], show_default=True, help="Most jobs to wait.")
+@click.option("--max-jobs", type=click.IntRange(1, 4096), default=256, show_default=True, help="The worker's setting.")
 @click.option("--repeats", type=click.IntRange(1, 20), default=3, show_default=True, help="Runs of each kind.")
 @click.option("--postgresql-url", metavar="URL", help="An empty database, which is written to; unset leaves it out.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line a run and one for the summary, no tables.")
-def queue(jobs: int, num_submitted: int, depth: int, repeats: int, postgresql_url: str | None, as_json: bool) -> None:
+def queue(
+    jobs: int, num_submitted: int, depth: int, max_jobs: int, repeats: int, postgresql_url: str | None, as_json: bool
+) -> None:
     """Our worker against RQ's SimpleWorker on no-op jobs, the cost of a long queue, and of submission.
 
     Our engine is replaced by an instant one; everything else is real. The server is the embedded one, in a folder that
@@ -87,11 +90,11 @@ def queue(jobs: int, num_submitted: int, depth: int, repeats: int, postgresql_ur
       scripts/bench queue --repeats 3 --postgresql-url postgresql://me@localhost/empty
     """
     with tempfile.TemporaryDirectory() as folder, _services(Path(folder), postgresql_url) as services:
-        results = Results(
-            workers=_run_workers(services, jobs, repeats),
-            depths=_run_depths(services, [*(d for d in DEPTHS if d < depth), depth], repeats),
-            submissions=_run_submissions(services, Path(folder), num_submitted, repeats),
-        )
+        workers = _run_workers(services, jobs, max_jobs, repeats)
+        submissions = _run_submissions(services, Path(folder), num_submitted, repeats)
+        # Last, for a server takes a while to recover from a million jobs.
+        depths = _run_depths(services, [*(d for d in DEPTHS if d < depth), depth], repeats)
+        results = Results(workers, depths, submissions)
         with closing(connect(services.redis_url, Path())) as connection:
             server: Any = connection.info("server")
     summary = _summary(results, str(server.get("valkey_version") or server["redis_version"]))
@@ -113,7 +116,7 @@ def _services(folder: Path, postgresql_url: str | None) -> Iterator[Services]:
         yield Services(embedded_url(folder), urls)
 
 
-def _run_workers(services: Services, num_jobs: int, repeats: int) -> list[QueueRun]:
+def _run_workers(services: Services, num_jobs: int, max_jobs: int, repeats: int) -> list[QueueRun]:
     runs = []
     for repeat in range(repeats):
         for system in SYSTEMS:  # alternating, so that a busy minute of the machine meets all
@@ -123,7 +126,8 @@ def _run_workers(services: Services, num_jobs: int, repeats: int) -> list[QueueR
             click.echo(f"run {repeat + 1} of {repeats}: {system}", err=True)
             if url:
                 _empty(url)
-            runs.append(QueueRun(**_apart("worker", system, services.socket, url, str(num_jobs))))
+            numbers = (str(num_jobs), str(max_jobs))
+            runs.append(QueueRun(**_apart("worker", system, services.socket, url, *numbers)))
     return runs
 
 
@@ -238,9 +242,10 @@ def measurements() -> None:
 @click.argument("socket")
 @click.argument("database_url")
 @click.argument("jobs", type=int)
-def worker(system: str, socket: str, database_url: str, jobs: int) -> None:
+@click.argument("max_jobs", type=int)
+def worker(system: str, socket: str, database_url: str, jobs: int, max_jobs: int) -> None:
     """Run one worker once."""
-    print(json.dumps(run_system(system, socket, database_url, jobs).as_json()))
+    print(json.dumps(run_system(system, socket, database_url, jobs, max_jobs).as_json()))
 
 
 @measurements.command()

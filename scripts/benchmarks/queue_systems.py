@@ -33,7 +33,7 @@ from worker.tables import utc_now
 from worker.unfinished import UnfinishedJobs
 
 END_TOKEN = 1
-CONFIG = EngineConfig(num_blocks=65_536, max_model_len=1024, block_size=16, max_num_seqs=256, token_budget=8192)
+CONFIG = EngineConfig(num_blocks=65_536, max_model_len=1024, block_size=16, max_num_seqs=1024, token_budget=8192)
 MODEL = ModelIdentity(name="instant", vocab_size=2, stop_token_ids=frozenset({END_TOKEN}))
 
 
@@ -73,7 +73,7 @@ class CountingConnection(UnixDomainSocketConnection):
         super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
 
 
-def run_system(system: str, socket: str, database_url: str, num_jobs: int) -> QueueRun:
+def run_system(system: str, socket: str, database_url: str, num_jobs: int, max_jobs: int) -> QueueRun:
     """Enqueue no-op jobs into an emptied server, let the system drain them, and check that it did."""
     round_trips = RoundTrips()
     options: dict[str, Any] = {
@@ -85,7 +85,7 @@ def run_system(system: str, socket: str, database_url: str, num_jobs: int) -> Qu
     pool = ConnectionPool(connection_class=CountingConnection, path=socket, round_trips=round_trips, **options)
     connection = redis.Redis.from_pool(pool)
     connection.flushdb()
-    drain, num_done = SYSTEMS[system](connection, database_url, num_jobs)
+    drain, num_done = SYSTEMS[system](Task(connection, database_url, num_jobs, max_jobs))
     round_trips.number = 0
     server_cpu, cpu, started = _server_cpu(connection), time.process_time(), time.perf_counter()
     drain()
@@ -105,45 +105,56 @@ def run_system(system: str, socket: str, database_url: str, num_jobs: int) -> Qu
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a system is to do: `max_jobs` is how many jobs our worker may hold at once."""
+
+    connection: redis.Redis
+    database_url: str
+    num_jobs: int
+    max_jobs: int
+
+
 Prepared = tuple[Callable[[], None], Callable[[], int]]  # drains the queue; returns how many jobs are done
 
 
-def prepare_simple_worker(connection: redis.Redis, database_url: str, num_jobs: int) -> Prepared:
+def prepare_simple_worker(task: Task) -> Prepared:
     """RQ's stock worker that does not fork: its fastest."""
-    queue = Queue("default", connection=connection, serializer=JSONSerializer)
-    for start in range(0, num_jobs, 500):
-        numbers = range(start, min(start + 500, num_jobs))
+    queue = Queue("default", connection=task.connection, serializer=JSONSerializer)
+    for start in range(0, task.num_jobs, 500):
+        numbers = range(start, min(start + 500, task.num_jobs))
         calls = [Queue.prepare_data(noop, args=({"prompt": f"question {n}"},), result_ttl=86_400) for n in numbers]
         queue.enqueue_many(calls)
-    worker = SimpleWorker([queue], connection=connection, serializer=JSONSerializer)
+    worker = SimpleWorker([queue], connection=task.connection, serializer=JSONSerializer)
 
     def drain() -> None:
         worker.work(burst=True, logging_level="WARNING")
 
-    return drain, lambda: _num_finished(connection)
+    return drain, lambda: _num_finished(task.connection)
 
 
-def prepare_pagemill(connection: redis.Redis, store: JobStore, num_jobs: int) -> Prepared:
+def prepare_pagemill(task: Task, store: JobStore) -> Prepared:
     """Our worker; only its engine is replaced, by one that answers at once."""
-    for start in range(0, num_jobs, 5000):
-        submit(connection, (f"question {number}" for number in range(start, min(start + 5000, num_jobs))))
+    for start in range(0, task.num_jobs, 5000):
+        numbers = range(start, min(start + 5000, task.num_jobs))
+        submit(task.connection, (f"question {number}" for number in numbers))
     engine = InstantEngine(CONFIG, NoRunner(), MODEL, lambda token_ids: "")
     model = ServedModel(engine, _encode, lambda token_ids: "", frozenset({MODEL.name}), 1, lambda: 0)
     machine = ("localhost", 1, MODEL.name, "none", "none", CONFIG.block_size, CONFIG.num_blocks, 1, "0", "0", "0")
     record = WorkerRecord("benchmark", *machine, started_at=utc_now())
-    flow = Flow(Settings(data_dir=Path("unused")), connection, store, model, record)
-    return (lambda: flow.run(burst=True)), lambda: _num_finished(connection)
+    flow = Flow(Settings(data_dir=Path("unused"), max_jobs=task.max_jobs), task.connection, store, model, record)
+    return (lambda: flow.run(burst=True)), lambda: _num_finished(task.connection)
 
 
-def prepare_without_sql(connection: redis.Redis, database_url: str, num_jobs: int) -> Prepared:
-    return prepare_pagemill(connection, NoStore(), num_jobs)
+def prepare_without_sql(task: Task) -> Prepared:
+    return prepare_pagemill(task, NoStore())
 
 
-def prepare_with_sql(connection: redis.Redis, database_url: str, num_jobs: int) -> Prepared:
-    return prepare_pagemill(connection, JobStore(open_database(database_url)), num_jobs)
+def prepare_with_sql(task: Task) -> Prepared:
+    return prepare_pagemill(task, JobStore(open_database(task.database_url)))
 
 
-SYSTEMS: Mapping[str, Callable[[redis.Redis, str, int], Prepared]] = {
+SYSTEMS: Mapping[str, Callable[[Task], Prepared]] = {
     "rq SimpleWorker": prepare_simple_worker,
     "pagemill, without SQL": prepare_without_sql,
     "pagemill, SQLite": prepare_with_sql,
