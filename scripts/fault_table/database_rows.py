@@ -2,15 +2,18 @@
 
 import sqlite3
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 from sqlalchemy import make_url
 
 from scripts.fault_table.full_disk import small_disk
 from scripts.fault_table.proxy import proxying
-from scripts.fault_table.rows import STEP_SLEEP, Trial, prompts
+from scripts.fault_table.rows import STEP_SLEEP, Trial, free_port, prompts
 from scripts.fault_table.world import World
 from worker.queue_access import QueueAccess
 from worker.records import JobState
@@ -27,14 +30,17 @@ class Outage:
         self._trial = trial
         self._world = world
         self._queue = QueueAccess(world.connection)
+        self._address = f"127.0.0.1:{free_port()}"
         (self._long_job,) = world.submit(LONG)
 
-    def prepare(self) -> None:
-        """Let the long job run, and some others end."""
+    def prepare(self, **settings: object) -> None:
+        """Start a worker; let the long job run, and some others end."""
+        self._world.start_worker(health_address=self._address, **settings)
         self._world.submit(*prompts(10, max_tokens=20))
         self._world.wait_for(lambda: self._world.count(JobState.DONE) == 10, "10 jobs are done")
         self._queue.watch(self._long_job, 600)
         self._world.wait_for(self._num_deltas, "the long job streams its tokens")
+        self._world.wait_for(self._is_healthy, "the health endpoint says that all is well")
 
     def last(self, seconds: float) -> None:
         """Be called when SQL has just gone; returns when the outage has lasted for so many seconds."""
@@ -44,16 +50,29 @@ class Outage:
         time.sleep(seconds - PAUSE_SECONDS)
         self._trial.check(self._acknowledged() == acknowledged, "jobs were acknowledged without SQL")
         self._trial.check(self._num_deltas() > deltas, "the engine stopped stepping")
+        self._trial.check(not self._is_healthy(), "the health endpoint says that all is well")
         held = self._world.connection.zcard("pagemill:leases:default")
         self._trial.check(held <= MAX_JOBS, f"{held} jobs are held, more than the {MAX_JOBS} allowed")
-        self._trial.note(f"outage of {seconds:g} s: {held} of 41 jobs held, none acknowledged, the engine stepped on")
+        self._trial.note(
+            f"outage of {seconds:g} s: {held} of 41 jobs held, none acknowledged, the engine stepped on, health red"
+        )
 
     def end(self) -> None:
         """Cancel the long job, and wait until everything has ended."""
         self._queue.cancel(self._long_job)
         seconds = self._world.wait_for_ends()
         self._trial.check(self._world.workers[-1].exit_code is None, "the worker has ended")
+        self._world.wait_for(self._is_healthy, "the health endpoint says that all is well again")
         self._trial.note(f"all ended {seconds:.1f} s after it")
+
+    def _is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self._address}/healthz", timeout=10) as answer:
+                return bool(answer.status == HTTPStatus.OK)
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            return False
 
     def _acknowledged(self) -> int:
         return int(self._world.connection.zcard("rq:finished:default"))
@@ -70,9 +89,8 @@ def cut_postgresql(trial: Trial) -> None:
             assert not isinstance(proxy.address, str), "it was given a host and a port"
             host, port = proxy.address
             through = url.set(host=host, port=port).render_as_string(hide_password=False)
-            world.start_worker(database_url=through)
             outage = Outage(trial, world)
-            outage.prepare()
+            outage.prepare(database_url=through)
             proxy.cut()
             outage.last(trial.scale.pick(5, 30))
             proxy.mend()
@@ -91,7 +109,6 @@ def write_lock(path: Path) -> Iterator[None]:
 def lock_sqlite(trial: Trial) -> None:
     """Row 8. Somebody holds SQLite's write lock."""
     with trial.world(max_jobs=MAX_JOBS, failpoints=STEP_SLEEP) as world:
-        world.start_worker()
         outage = Outage(trial, world)
         outage.prepare()
         with write_lock(world.sqlite_file):
@@ -103,7 +120,6 @@ def fill_disk(trial: Trial) -> None:
     """Row 9. The disk of the database is full."""
     with small_disk() as disk, trial.world(max_jobs=MAX_JOBS, failpoints=STEP_SLEEP) as world:
         world.move_sqlite(disk.folder)
-        world.start_worker()
         outage = Outage(trial, world)
         outage.prepare()
         with disk.filled():

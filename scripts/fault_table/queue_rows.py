@@ -1,7 +1,6 @@
 """Rows 3, 4, 5, 6, 10, 13 and 18: what befalls the queue and its records."""
 
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from typing import Any
 from scripts.fault_table.mutations import MUTATIONS, has_ended_by_its_own_word, real_record, sql_id
 from scripts.fault_table.proxy import lose_reply_to, proxying
 from scripts.fault_table.redis_server import running_server
-from scripts.fault_table.rows import SHORT_LEASES, STEP_SLEEP, Trial, prompts
+from scripts.fault_table.rows import SHORT_LEASES, STEP_SLEEP, Trial, free_port, prompts
 from scripts.fault_table.tally import count_jobs_in_sql
 from scripts.fault_table.world import World
 from worker.errors import ExitCode
@@ -93,8 +92,7 @@ def _noise(seed: int) -> str:
 
 def fail_over(trial: Trial) -> None:
     """Row 6. The replica lost touch a moment before its primary died, and takes its place."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = str(taken.getsockname()[1])
+    port = str(free_port())
     with (
         trial.world(server_options={"port": port, "bind": "127.0.0.1"}, max_jobs=8, **RECONCILING) as world,
         proxying(str(world.server.socket), world.folder / "p") as proxy,

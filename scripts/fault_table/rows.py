@@ -1,8 +1,9 @@
 """A row of the fault table: what it is, what its function works with, what came out."""
 
+import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -107,6 +108,13 @@ def prompts(count: int, *, max_tokens: int = 40, random: Random | None = None) -
         }
         for number in range(count)
     ]
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nobody listens on."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port: int = taken.getsockname()[1]
+    return port
 
 
 def attempts_of(world: World, job_id: str) -> list[AttemptState]:
