@@ -91,12 +91,13 @@ class Machine:
         return json.loads(self.read(*arguments, "--json"))
 
     @contextmanager
-    def worker(self) -> Iterator[WorkerProcess]:
-        """Run a worker; it is killed when the block ends, if it has not ended."""
+    def worker(self, *flags: str) -> Iterator[WorkerProcess]:
+        """Run a worker; it is killed when the block ends, if it has not ended. Without flags it has no parent process
+        of its own, so that a signal to this process is one to the worker."""
         log = self.folder / f"worker-{time.monotonic_ns()}.log"
         with log.open("w") as file:
             process = subprocess.Popen(
-                self.command("worker", "--no-restart"),  # so that a signal to this process is one to the worker
+                self.command("worker", *(flags or ["--no-restart"])),
                 env=self.environ,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,

@@ -1,5 +1,7 @@
 """Real processes, the real model: what is killed, stopped or watched in production."""
 
+import os
+import re
 import signal
 import subprocess
 from typing import Any
@@ -13,6 +15,7 @@ from worker.records import AttemptState, JobState
 
 pytestmark = pytest.mark.model
 
+CHILD_ID = re.compile(r"worker pagemill-\S+-(\d+)-[0-9a-f]{8} drains")
 SUBJECTS = ("rivers", "tides", "clocks", "maps", "bees", "rust", "glass", "paper")
 LONG = {"prompt": "Tell me a long story about a lighthouse.", "max_tokens": 400, "ignore_eos": True}
 
@@ -127,6 +130,22 @@ def tail_while_it_runs(machine: Machine, job_id: str) -> str:
         rest = process.stdout.read()
     assert process.returncode == ExitCode.OK
     return first + rest
+
+
+def test_worker_that_died_is_started_again_and_stopped_in_order(embedded_machine: Machine) -> None:
+    machine = embedded_machine
+    ids = machine.submit(*prompts(6))
+    with machine.worker("--restart") as parent:
+        eventually(lambda: machine.count(ids, JobState.RUNNING) == 6, parent)
+        (process_id,) = CHILD_ID.findall(parent.log.read_text())
+        os.kill(int(process_id), signal.SIGKILL)
+        eventually(lambda: machine.count(ids, JobState.DONE) == 6, parent)
+        log = parent.log.read_text()
+        assert "the worker ended with SIGKILL; it starts again in 0 s" in log
+        assert "died (signal 9)" in log
+        parent.signal(signal.SIGTERM)
+        assert parent.wait() == ExitCode.OK
+    assert len(CHILD_ID.findall(parent.log.read_text())) == 2
 
 
 def test_unreachable_database_is_one_line(embedded_machine: Machine) -> None:
