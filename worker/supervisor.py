@@ -97,4 +97,7 @@ def _exit_code(code: int) -> int:
 
 
 def _name_of(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    if code >= 0:
+        return f"exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}  # not of every real-time signal
+    return names.get(-code, f"signal {-code}")

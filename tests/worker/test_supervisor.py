@@ -62,7 +62,13 @@ def test_orderly_ends_are_final(tmp_path: Path, code: ExitCode) -> None:
 
 @pytest.mark.parametrize(
     "end",
-    ["os.kill(os.getpid(), signal.SIGSEGV)", "os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(75)", "os._exit(70)"],
+    [
+        "os.kill(os.getpid(), signal.SIGSEGV)",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "sys.exit(75)",
+        "os._exit(70)",
+        "os.kill(os.getpid(), 40)",
+    ],
 )
 def test_worker_that_died_starts_again(tmp_path: Path, end: str) -> None:
     assert start(tmp_path, f"if starts < 2: {end}").wait() == ExitCode.OK
