@@ -15,7 +15,7 @@ from worker.held import HeldJob, HeldJobs
 from worker.isolation import Fault, isolating
 from worker.outcomes import INTERNAL_ERROR, return_value
 from worker.queue import Acknowledgement, JobQueue
-from worker.records import AttemptState, Claim, DeadRecord, JobState
+from worker.records import TERMINAL_STATES, AttemptState, Claim, DeadRecord, JobState
 from worker.rq_functions import FunctionWorker
 from worker.store import JobStore
 
@@ -186,7 +186,7 @@ class Claimer:
     def _bury(self, records: Sequence[DeadRecord]) -> None:
         if not records:
             return
-        records = [self._completed(record) for record in records]
+        records = [self._completed(record) for record in self._without_ended(records)]
         for record in records:
             logger.warning("record %s is dead: %s: %s", record.job_id, record.error_code, record.error_message)
         _, faults = isolating(self._store.record_dead, records)
@@ -195,6 +195,15 @@ class Claimer:
         _, faults = isolating(self._queue.dead_letter, records)
         for fault in faults:
             logger.error("record %s cannot be dead-lettered in Redis", fault.item.job_id, exc_info=fault.error)
+
+    def _without_ended(self, records: Sequence[DeadRecord]) -> list[DeadRecord]:
+        """Leave out guilty jobs that had ended when their worker died once more: SQL has their results. Their leases
+        run out, and they are only acknowledged by whoever claims them then."""
+        states = self._store.states(record.job_id for record in records if record.diagnosis is not None)
+        ended = {job_id for job_id, state in states.items() if state in TERMINAL_STATES - {JobState.DEAD}}
+        if ended:
+            self._duty.suspects.pardon(ended)
+        return [record for record in records if record.job_id not in ended]
 
     def _completed(self, record: DeadRecord) -> DeadRecord:
         """Add to a diagnosis what only SQL knows."""

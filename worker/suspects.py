@@ -13,8 +13,10 @@ from typing import Any
 from uuid import uuid4
 
 import redis
+from rq.defaults import RQ_KEY_PREFIX
 
 from worker.claim_replies import Claimed, ReadRecord, read_reply
+from worker.connection import redis_errors
 from worker.crashes import CrashKind
 from worker.queue_records import read_record
 from worker.queue_scripts import Argument, QueueScripts
@@ -58,6 +60,7 @@ class Suspects:
         self, connection: redis.Redis, worker_name: str, lease_seconds: float, *, read: ReadRecord = read_record
     ) -> None:
         """`read` is that of the worker's `JobQueue`."""
+        self._connection = connection
         self._scripts = QueueScripts(connection)
         self._worker_name = worker_name
         self.lease_seconds = lease_seconds
@@ -82,6 +85,13 @@ class Suspects:
         """Take back what arose from leases of this worker that ran out: it lives, so nobody crashed it."""
         arguments = [part for claim in claims for part in (claim.queue, claim.job_id, claim.execution_id)]
         return tuple(Absolution(code) for code in self._scripts.call("absolve", arguments)) if arguments else ()
+
+    def pardon(self, job_ids: Iterable[str]) -> None:
+        """Forget the crashes of jobs, whatever they were found."""
+        with redis_errors(), self._connection.pipeline(transaction=False) as pipeline:
+            for job_id in job_ids:
+                pipeline.hdel(f"{RQ_KEY_PREFIX}:job:{job_id}", "pagemill_crashes", "pagemill_crash_log")
+            pipeline.execute()
 
     def seek_duty(self, queues: Sequence[str]) -> bool:
         """Go on duty where suspects wait and nobody else is on duty. Returns whether this worker is on duty now."""

@@ -194,3 +194,18 @@ def suspects_of(connection: redis.Redis, queue: JobQueue) -> Iterator[Any]:
 
     yield claim
     suspects.end_duty()
+
+
+def test_job_that_had_ended_is_acknowledged_not_convicted(connection: redis.Redis, sqlite_store: JobStore) -> None:
+    """Its worker died for the third time between the commit of its result and its acknowledgement."""
+    (job_id,) = submit(connection, ["x"])
+    make_flow(connection, sqlite_store).run(burst=True)
+    connection.zrem("rq:finished:default", job_id)
+    connection.hset(f"rq:job:{job_id}", mapping={"status": "queued", "pagemill_crashes": "3"})
+    connection.rpush(SUSPECTS, job_id)
+    make_flow(connection, sqlite_store).run(burst=True)
+    assert silence(connection) == (job_id,)
+    make_flow(connection, sqlite_store).run(burst=True)
+    assert sqlite_store.states([job_id]) == {job_id: JobState.DONE}
+    assert connection.zcard("rq:finished:default") == 1
+    assert connection.zcard("rq:failed:default") == connection.llen("pagemill:dead:default") == 0
