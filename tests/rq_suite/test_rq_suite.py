@@ -1,11 +1,13 @@
 """RQ's own tests: some of them at each run, all of them with scripts/rq-suite; and how their results are judged."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from scripts.rq_suite import main as suite
+from scripts.rq_suite.environment import Which
 from scripts.rq_suite.results import (
     Exclusion,
     Expectation,
@@ -89,6 +91,28 @@ def test_exclusion_of_a_test_that_is_gone_is_an_error(capsys: pytest.CaptureFixt
     assert unknown_exclusions(exclusions.values(), results) == [TEST]
     assert suite.summarise(results, exclusions) == 1
     assert f"UNKNOWN: {TEST}" in capsys.readouterr().out
+
+
+def test_failed_tests_are_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only those, and only once; what is excluded is not."""
+    names = [f"test_a.py::TestA::test_{number}" for number in range(4)]
+    outcomes = (Outcome.PASSED, Outcome.FAILED, Outcome.FAILED, Outcome.FAILED)
+    tried = []
+
+    def run_selection(run: suite.Run, selection: Sequence[str], left_out: Sequence[str]) -> list[Result]:
+        tried.append(list(selection))
+        return [Result(names[1], Outcome.PASSED), Result(names[2], Outcome.FAILED)]
+
+    monkeypatch.setattr(suite, "run_selection", run_selection)
+    run = suite.Run(tmp_path, "localhost:1", Which.PAGEMILL, 1.0)
+    first = [Result(name, outcome) for name, outcome in zip(names, outcomes, strict=True)]
+    exclusions = {names[3]: Exclusion(names[3], Expectation.FAILS, "because")}
+    results = suite.try_again(run, first, exclusions)
+    assert tried == [names[1:3]]
+    assert [result.outcome for result in results] == [*(Outcome.PASSED, Outcome.PASSED, Outcome.FAILED, Outcome.FAILED)]
+    assert capsys.readouterr().out == f"passed at the second try: {names[1]}\n"
 
 
 @pytest.mark.parametrize(("outcome", "code"), [(Outcome.PASSED, 1), (Outcome.FAILED, 0)])
