@@ -38,6 +38,10 @@ class AclServer:
         with closing(connect(self.url(user), self.socket_path.parent)) as connection:
             yield connection
 
+    def job_ids(self) -> list[str]:
+        """Return the ids of all jobs that have a record."""
+        return [key.removeprefix("rq:job:") for key in self.admin.keys("rq:job:*")]
+
     def refusals(self) -> set[tuple[str, str]]:
         """Return (user, what was refused) since the last call."""
         refused = {(entry["username"], entry["object"]) for entry in self.admin.acl_log()}

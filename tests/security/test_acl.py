@@ -187,6 +187,22 @@ def run_command(data_dir: Path, *arguments: str) -> subprocess.CompletedProcess[
     )
 
 
+OPERATIONS: tuple[tuple[str, ...], ...] = (
+    *(("pause", "default"), ("resume", "default"), ("tenant", "limit", "acme", "--max-running", "2")),
+    *(("tenant", "list"), ("tenant", "clear", "acme"), ("status",), ("doctor",), ("reconcile",)),
+)
+
+
+def test_operator_does_with_the_workers_rights(
+    reported_server: AclServer, sqlite_file: Path, sqlite_store: JobStore
+) -> None:
+    job_ids = sorted(sqlite_store.states(reported_server.job_ids()))
+    for arguments in (*OPERATIONS, ("show", *job_ids), ("cancel", *job_ids), ("retry", *job_ids)):
+        done = run_command(sqlite_file.parent, *arguments, "--redis-url", reported_server.url("worker"))
+        assert "error" not in done.stderr, (arguments, done.stderr)
+    assert reported_server.refusals() == set()
+
+
 def use_as_producer(server: AclServer) -> None:
     """Do what a producer does, without a worker: what one would have done is there before."""
     (held_id,) = submit(server.bytes_admin, ["held"], queue="held")
