@@ -19,8 +19,10 @@ from hypothesis.stateful import (
 )
 
 from tests.queue.suspicion import claim_suspects, suspect_groups
+from worker.claim_replies import Claimed
 from worker.client import submit
 from worker.crashes import CrashKind
+from worker.policy import QueuePolicy
 from worker.queue import Acknowledgement, Delay, DelayedClaims, JobQueue
 from worker.queue_access import CancelOutcome
 from worker.records import AttemptState, Claim, Retry
@@ -47,6 +49,7 @@ class Model:
     ended: dict[str, str] = field(default_factory=dict)  # job id -> registry
     queue_of: dict[str, str] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)
 
     def give_back(self, claims: list[Claim]) -> None:
         for claim in sorted(claims, key=lambda claim: (claim.epoch, claim.execution_id), reverse=True):
@@ -112,7 +115,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 4))
     def claim(self, worker: str, limit: int) -> None:
         claims = self.queues[worker].claim(QUEUES, limit).claims
-        expected = [job_id for queue in QUEUES for job_id in self.model.waiting[queue]][:limit]
+        open_queues = [queue for queue in QUEUES if queue not in self.model.paused]
+        expected = [job_id for queue in open_queues for job_id in self.model.waiting[queue]][:limit]
         assert [claim.job_id for claim in claims] == expected
         for claim in claims:
             assert claim.epoch > self.model.epochs.get(claim.job_id, 0)
@@ -122,6 +126,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), queue=st.sampled_from(QUEUES))
     def claim_suspects(self, worker: str, queue: str) -> None:
+        if queue in self.model.paused:
+            assert claim_suspects(self.connection, self.queues[worker], queue) == Claimed((), ())
+            return
         waiting = self.model.suspects[queue]
         while waiting and set(waiting[0]) <= self.model.ended.keys():
             waiting.pop(0)
@@ -135,6 +142,17 @@ class QueueMachine(RuleBasedStateMachine):
         for claim in claimed.claims:
             self.model.epochs[claim.job_id] = claim.epoch
         self.model.held[worker] += claimed.claims
+
+    @rule(queue=st.sampled_from(QUEUES))
+    def pause_or_resume(self, queue: str) -> None:
+        policy = QueuePolicy(self.connection)
+        if queue in self.model.paused:
+            policy.resume([queue])
+            self.model.paused.remove(queue)
+        else:
+            policy.pause([queue])
+            self.model.paused.add(queue)
+        assert policy.paused() == self.model.paused
 
     @rule(worker=st.sampled_from(WORKERS))
     def recover(self, worker: str) -> None:
