@@ -92,19 +92,32 @@ def crash_between(trial: Trial) -> None:
                 trial.check(committed, f"{point}: nothing was committed before the crash")
 
 
+def finish_supervised(world: World, **settings: object) -> None:
+    """Let `pagemill worker` with its supervisor bring every accepted job to its end, and stop it."""
+    supervisor = world.start_worker("--restart", **settings)
+    world.wait_for_ends()
+    supervisor.signal(signal.SIGTERM)
+    world.wait_for_exit(supervisor)
+
+
 def poison_prompt(trial: Trial) -> None:
-    """Row 12. One prompt kills the process whenever it is in a step; the worker is started again each time."""
+    """Row 12. One prompt kills the process whenever it is in a step; the worker is started again each time, in the full
+    form by its own supervisor."""
     with trial.world(max_jobs=32, **SHORT_LEASES) as world:
         jobs = prompts(16, max_tokens=24)
         jobs[5]["prompt"] = "This one is POISON to the model."
         ids = world.submit(*jobs)
-        world.finish(failpoints=f"in_step(POISON)=kill,{STEP_SLEEP}")
+        deadly = f"in_step(POISON)=kill,{STEP_SLEEP}"
+        if trial.scale.is_quick:
+            world.finish(failpoints=deadly)
+        else:
+            finish_supervised(world, failpoints=deadly)
         states = world.store.states(ids)
         innocent = [job_id for job_id in ids if job_id != ids[5]]
         trial.check(states[ids[5]] is JobState.DEAD, f"the culprit is {states[ids[5]].value}, not dead")
         harmed = [job_id for job_id in innocent if states[job_id] is not JobState.DONE]
         trial.check(not harmed, f"{len(harmed)} innocent batch-mates are not done")
-        crashes = sum(worker.exit_code == -signal.SIGKILL for worker in world.workers[:-1])
+        crashes = len(attempts_of(world, ids[5]))
         trial.check(1 <= crashes <= 3, f"{crashes} crashes")
         trial.note(f"{crashes} crashes before the culprit was dead-lettered")
 
