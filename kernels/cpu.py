@@ -7,20 +7,45 @@ has to be merged afterwards, while the prefix is read once for all that share it
 KV heads come first in all tensors here. A cache whose memory has them first too is gathered without a second copy.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from kernels.cpu_plan import ChunkPart, CpuPlan, DecodePart, SharedPart
+from kernels.kv_scales import KVScales, quantise
 from kernels.score_rules import ScoreRules
 
 
-def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: CpuPlan, rules: ScoreRules) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """K or V, KV heads first."""
+
+    numbers: Tensor  # [num_kv_heads, num_blocks, block_size, head_dim]
+    scales: Tensor | None  # [num_kv_heads, num_blocks, block_size]
+    dtype: torch.dtype  # to compute in
+
+    @classmethod
+    def of(cls, cache: Tensor, scales: Tensor | None, dtype: torch.dtype) -> "_Cache":
+        """`cache` and `scales` have their KV heads where the kernels take them."""
+        return cls(cache.permute(2, 0, 1, 3), None if scales is None else scales.permute(2, 0, 1), dtype)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: CpuPlan,
+    rules: ScoreRules,
+    scales: KVScales | None = None,
+) -> Tensor:
     """Attend as the plan says, which was made for the same window. Shapes as in `kernels.reference.paged_attention`."""
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     # A KV head's query heads become rows of one matrix, so K and V are never repeated.
     q = query.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim).transpose(0, 1)
-    keys, values = key_cache.permute(2, 0, 1, 3), value_cache.permute(2, 0, 1, 3)
+    keys = _Cache.of(key_cache, None if scales is None else scales.key, query.dtype)
+    values = _Cache.of(value_cache, None if scales is None else scales.value, query.dtype)
     output = query.new_empty(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     for chunk in plan.chunks:
         _attend_chunk(q, keys, values, chunk, rules, output.transpose(0, 1))
@@ -30,7 +55,17 @@ def paged_attention(query: Tensor, key_cache: Tensor, value_cache: Tensor, plan:
     return output.view(num_tokens, num_heads, head_dim)
 
 
-def _attend_chunk(q: Tensor, keys: Tensor, values: Tensor, chunk: ChunkPart, rules: ScoreRules, output: Tensor) -> None:
+def store(x: Tensor, cache: Tensor, slot_mapping: Tensor, scales: Tensor | None) -> None:
+    """Write K or V into its slots. Shapes as in `kernels.reference.store_kv`."""
+    if scales is None:
+        cache.flatten(0, 1).index_copy_(0, slot_mapping, x)
+        return
+    numbers, scales_of_x = quantise(x, cache.dtype, scales.dtype)
+    cache.view(torch.int8).flatten(0, 1).index_copy_(0, slot_mapping, numbers.view(torch.int8))
+    scales.flatten(0, 1).index_copy_(0, slot_mapping, scales_of_x)
+
+
+def _attend_chunk(q: Tensor, keys: _Cache, values: _Cache, chunk: ChunkPart, rules: ScoreRules, output: Tensor) -> None:
     """Write a chunk's rows of `output`: [num_kv_heads, num_tokens, queries_per_kv_head, head_dim], as q."""
     k, v = (_gather(cache, chunk.block_ids, 1) for cache in (keys, values))
     for tile in chunk.tiles:
@@ -45,7 +80,7 @@ def _attend_chunk(q: Tensor, keys: Tensor, values: Tensor, chunk: ChunkPart, rul
         output[:, rows] = torch.bmm(weights, v[:, seen]).view_as(q[:, rows])
 
 
-def _attend_decodes(q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, rules: ScoreRules) -> Tensor:
+def _attend_decodes(q: Tensor, keys: _Cache, values: _Cache, part: DecodePart, rules: ScoreRules) -> Tensor:
     """Return the output of the part's rows. q and output: [num_kv_heads, num_rows, queries_per_kv_head, head_dim]."""
     num_kv_heads, num_rows, per_head, _ = q.shape
     own_scores = _scores(q.flatten(0, 1), _gather(keys, part.own.block_ids, num_rows), rules)
@@ -73,7 +108,7 @@ def _attend_decodes(q: Tensor, keys: Tensor, values: Tensor, part: DecodePart, r
     return output
 
 
-def _put_shared_scores(scores: Tensor, q: Tensor, keys: Tensor, shared: SharedPart, rules: ScoreRules) -> None:
+def _put_shared_scores(scores: Tensor, q: Tensor, keys: _Cache, shared: SharedPart, rules: ScoreRules) -> None:
     """Write the scores of the members over their groups' prefixes, the first columns of `scores`."""
     runs, (num_kv_heads, _, per_head, head_dim) = shared.runs, q.shape
     matrices = q.index_select(1, shared.members).view(num_kv_heads * runs.num_runs, -1, head_dim)
@@ -86,7 +121,7 @@ def _put_shared_scores(scores: Tensor, q: Tensor, keys: Tensor, shared: SharedPa
     scores[..., : runs.num_keys].index_copy_(1, shared.kept_members, by_member)
 
 
-def _add_shared_output(output: Tensor, weights: Tensor, values: Tensor, shared: SharedPart) -> None:
+def _add_shared_output(output: Tensor, weights: Tensor, values: _Cache, shared: SharedPart) -> None:
     """Add what the members get from their groups' prefixes."""
     runs, (num_kv_heads, _, per_head, head_dim) = shared.runs, output.shape
     chosen = weights[..., : runs.num_keys].index_select(1, shared.members)
@@ -120,9 +155,15 @@ def _weights(scores: Tensor, rules: ScoreRules) -> Tensor:
     return with_sinks.softmax(dim=-1)[..., :-1]
 
 
-def _gather(cache: Tensor, block_ids: Tensor, num_runs: int) -> Tensor:
-    """Return K or V of equal runs of blocks, one matrix a KV head and run: [num_kv_heads * num_runs, keys, head_dim].
+def _gather(cache: _Cache, block_ids: Tensor, num_runs: int) -> Tensor:
+    """Return K or V of equal runs of blocks, one matrix a KV head and run.
 
-    cache: [num_kv_heads, num_blocks, block_size, head_dim].
+    The result is [num_kv_heads * num_runs, keys, head_dim].
     """
-    return cache.index_select(1, block_ids).view(cache.shape[0] * num_runs, -1, cache.shape[3])
+    num_kv_heads, _, _, head_dim = cache.numbers.shape
+    if cache.scales is None:
+        return cache.numbers.index_select(1, block_ids).view(num_kv_heads * num_runs, -1, head_dim)
+    # Torch does not gather fp8, but bytes.
+    numbers = cache.numbers.view(torch.int8).index_select(1, block_ids).view(cache.numbers.dtype).to(cache.dtype)
+    scales = cache.scales.index_select(1, block_ids).to(cache.dtype)
+    return numbers.mul_(scales.unsqueeze(-1)).view(num_kv_heads * num_runs, -1, head_dim)

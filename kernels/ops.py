@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels import cpu, cpu_plan, triton_plan
 from kernels.cpu_plan import CpuPlan
+from kernels.kv_scales import KVScales
 from kernels.paged_batch import PagedBatch
 from kernels.score_rules import ScoreRules
 from kernels.triton_plan import SplitRule, TritonPlan
@@ -34,22 +35,37 @@ def plan_attention(
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, rules: ScoreRules
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionPlan,
+    rules: ScoreRules,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Attend over the blocks as planned. Shapes as in `kernels.reference.paged_attention`."""
     if isinstance(plan, CpuPlan):
-        return cpu.paged_attention(query, key_cache, value_cache, plan, rules)
+        return cpu.paged_attention(query, key_cache, value_cache, plan, rules, scales)
     from kernels import triton_attention
 
-    return triton_attention.paged_attention(query, key_cache, value_cache, plan, rules)
+    return triton_attention.paged_attention(query, key_cache, value_cache, plan, rules, scales)
 
 
-def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write K and V into their slots. Shapes as in `kernels.reference.store_kv`."""
+def store_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    scales: KVScales | None = None,
+) -> None:
+    """Write K and V into their slots, quantised where there are scales. Shapes as in `kernels.reference.store_kv`."""
     if key_cache.device.type == "cpu":
-        key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
-        value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
+        cpu.store(key, key_cache, slot_mapping, None if scales is None else scales.key)
+        cpu.store(value, value_cache, slot_mapping, None if scales is None else scales.value)
         return
     from kernels import triton_cache
 
-    triton_cache.store_kv(key, value, key_cache, value_cache, slot_mapping)
+    if scales is None:
+        triton_cache.store_kv(key, value, key_cache, value_cache, slot_mapping)
+    else:
+        triton_cache.store_quantised_kv(key, value, key_cache, value_cache, slot_mapping, scales)

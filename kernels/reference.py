@@ -6,20 +6,43 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.kv_scales import GREATEST, KVScales
 from kernels.paged_batch import PagedBatch
 from kernels.score_rules import ScoreRules
 
 
-def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write each token's K and V into its slot.
+def store_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    scales: KVScales | None = None,
+) -> None:
+    """Write each token's K and V into its slot, and its scales where the caches are quantised.
 
     key, value: [num_tokens, num_kv_heads, head_dim]. Caches, mutated: [num_blocks, block_size, num_kv_heads, head_dim].
     slot_mapping: [num_tokens], int64, distinct.
     """
     block_size = key_cache.shape[1]
     for token, slot in enumerate(slot_mapping.tolist()):
-        key_cache[slot // block_size, slot % block_size] = key[token]
-        value_cache[slot // block_size, slot % block_size] = value[token]
+        block, offset = divmod(slot, block_size)
+        if scales is None:
+            key_cache[block, offset] = key[token]
+            value_cache[block, offset] = value[token]
+        else:
+            _store_quantised(key[token], key_cache[block, offset], scales.key[block, offset])
+            _store_quantised(value[token], value_cache[block, offset], scales.value[block, offset])
+
+
+def _store_quantised(x: Tensor, numbers: Tensor, scales: Tensor) -> None:
+    """x, numbers: [num_kv_heads, head_dim]; scales: [num_kv_heads]."""
+    greatest = GREATEST[numbers.dtype]
+    for head, row in enumerate(x.float()):
+        scales[head] = row.abs().max() / greatest
+        divided = row / scales[head].float() if scales[head] > 0 else torch.zeros_like(row)
+        divided = divided.clamp(-greatest, greatest)
+        numbers[head] = (divided if numbers.dtype.is_floating_point else divided.round()).to(numbers.dtype)
 
 
 def merge_parts(
@@ -42,7 +65,12 @@ def merge_parts(
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, batch: PagedBatch, rules: ScoreRules
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: PagedBatch,
+    rules: ScoreRules,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Causal attention of packed queries over block tables.
 
@@ -50,6 +78,9 @@ def paged_attention(
     multiple of num_kv_heads. Returns [num_tokens, num_heads, head_dim] in the query's dtype.
     """
     num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
+    if scales is not None:
+        key_cache = key_cache.float() * scales.key.float().unsqueeze(-1)
+        value_cache = value_cache.float() * scales.value.float().unsqueeze(-1)
     outputs = []
     start = 0
     for sequence in batch.sequences:

@@ -13,11 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.kv_scales import GREATEST, KVScales
 from kernels.score_rules import ScoreRules
 from kernels.triton_merge import merge_parts
 from kernels.triton_plan import MIN_TILE, TritonPlan
 
 MAX_HEAD_DIM = 256
+MAX_QUANTISED_HEAD_DIM = 128
 LOG2_E = math.log2(math.e)
 
 
@@ -31,27 +33,35 @@ class TileShape:
     num_stages: int  # from 2 on, K and V are loaded ahead of their iteration; from 3 on, block ids ahead of those
 
 
-def tile_shape_for(head_dim: int, tile_rows: int, dtype: torch.dtype) -> TileShape:
+def tile_shape_for(head_dim: int, tile_rows: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> TileShape:
     """Return the largest tile that spills no register on any target, which `scripts/check-kernels` checks.
 
     float32 is multiplied exactly, outside the matrix units, in small tiles. Raises ValueError for too wide a head.
     """
-    if head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim is {head_dim}; it must be at most {MAX_HEAD_DIM}")
+    is_quantised = cache_dtype in GREATEST
+    greatest_dim = MAX_QUANTISED_HEAD_DIM if is_quantised else MAX_HEAD_DIM
+    if head_dim > greatest_dim:
+        raise ValueError(f"head_dim is {head_dim}; with a cache of {cache_dtype} it must be at most {greatest_dim}")
     padded_dim = max(MIN_TILE, triton.next_power_of_2(head_dim))
     if dtype.itemsize > 2:
         num_keys, num_warps = (16, 4) if padded_dim > 128 else (32, 8 if padded_dim > 64 else 4)
         return TileShape(padded_dim, num_keys, num_warps, num_stages=2)
+    size = padded_dim * tile_rows
     return TileShape(
         padded_dim,
-        num_keys=64 if padded_dim <= 128 and padded_dim * tile_rows <= 4096 else 32,
-        num_warps=8 if padded_dim * tile_rows > 8192 else 4,
-        num_stages=2 if tile_rows > MIN_TILE else 3,
+        num_keys=64 if padded_dim <= 128 and size <= 4096 else 32 if size <= 8192 else 16,
+        num_warps=8 if size > (4096 if is_quantised else 8192) else 4,
+        num_stages=2 if tile_rows > MIN_TILE or is_quantised else 3,
     )
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: TritonPlan, rules: ScoreRules
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: TritonPlan,
+    rules: ScoreRules,
+    scales: KVScales | None = None,
 ) -> Tensor:
     """Attend as the plan says, which was made for the same window. Shapes as in `kernels.reference.paged_attention`.
 
@@ -65,7 +75,9 @@ def paged_attention(
     assert key_cache.stride() == value_cache.stride()
     assert num_heads == num_kv_heads * plan.queries_per_kv_head
     assert (key_cache.shape[1], num_tokens, rules.window) == (plan.block_size, plan.num_tokens, plan.window)
-    shape = tile_shape_for(head_dim, plan.tile_rows, query.dtype)
+    if scales is not None:
+        assert scales.key.stride() == scales.value.stride()
+    shape = tile_shape_for(head_dim, plan.tile_rows, query.dtype, key_cache.dtype)
     output = query.new_empty(num_tokens, num_heads, head_dim)
     parts: tuple[Tensor, Tensor] | None = None
     if plan.merges is not None:
@@ -77,6 +89,7 @@ def paged_attention(
         query,
         key_cache,
         value_cache,
+        *((scales.key, scales.value) if scales is not None else (None, None)),
         rules.sinks,
         rules.slopes,
         plan.tiles,
@@ -88,6 +101,7 @@ def paged_attention(
         plan.block_tables.stride(0),
         *query.stride()[:2],
         *key_cache.stride()[:3],
+        *(scales.key.stride() if scales is not None else (None, None, None)),
         NUM_HEADS=num_heads,
         QUERIES_PER_KV_HEAD=plan.queries_per_kv_head,
         HEAD_DIM=head_dim,
@@ -115,6 +129,8 @@ def attend_tile(  # type: ignore[no-untyped-def]
     query_ptr,  # [num_tokens, NUM_HEADS, HEAD_DIM]
     key_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM]
     value_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM]
+    key_scale_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads] or None
+    value_scale_ptr,  # [num_blocks, BLOCK_SIZE, num_kv_heads] or None
     sinks_ptr,  # [NUM_HEADS] or None
     slopes_ptr,  # [NUM_HEADS] or None
     tiles_ptr,  # [num_tiles, 5]
@@ -129,6 +145,9 @@ def attend_tile(  # type: ignore[no-untyped-def]
     cache_block_stride,
     cache_slot_stride,
     cache_head_stride,
+    scale_block_stride,
+    scale_slot_stride,
+    scale_head_stride,
     NUM_HEADS: tl.constexpr,
     QUERIES_PER_KV_HEAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -178,7 +197,11 @@ def attend_tile(  # type: ignore[no-untyped-def]
         offsets = blocks * cache_block_stride + keys_at % BLOCK_SIZE * cache_slot_stride
         key_mask = (dims < HEAD_DIM)[:, None] & stored[None, :]
         keys = tl.load(key_ptr + offsets[None, :] + dims[:, None], mask=key_mask, other=0.0)
-        scores = tl.dot(query, keys, input_precision="ieee")
+        scores = tl.dot(query, keys.to(query.dtype), input_precision="ieee")
+        if key_scale_ptr is not None:
+            scale_offsets = blocks * scale_block_stride + keys_at % BLOCK_SIZE * scale_slot_stride
+            scale_offsets += kv_head * scale_head_stride
+            scores *= tl.load(key_scale_ptr + scale_offsets, mask=stored, other=0.0).to(tl.float32)[None, :]
         if SOFTCAP is not None:  # tanh(x) = 1 - 2 / (1 + e^(2x))
             exponentials = tl.exp2(scores * (scale * (2.0 * log2_e / SOFTCAP)))
             scores = (SOFTCAP * log2_e) * (1.0 - 2.0 / (1.0 + exponentials))
@@ -201,7 +224,10 @@ def attend_tile(  # type: ignore[no-untyped-def]
 
         value_mask = stored[:, None] & (dims < HEAD_DIM)[None, :]
         values = tl.load(value_ptr + offsets[:, None] + dims[None, :], mask=value_mask, other=0.0)
-        total = tl.dot(weights.to(values.dtype), values, total * correction[:, None], input_precision="ieee")
+        if value_scale_ptr is not None:
+            weights *= tl.load(value_scale_ptr + scale_offsets, mask=stored, other=0.0).to(tl.float32)[None, :]
+        values = values.to(query.dtype)
+        total = tl.dot(weights.to(query.dtype), values, total * correction[:, None], input_precision="ieee")
 
     if part_ptr is not None:
         is_part = is_row & (queries >= num_tokens)

@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from kernels import triton_plan
+from kernels import triton_attention, triton_plan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # by Triton's names
 HEAD_DIMS = (64, 80, 128, 256)  # 80 is padded
@@ -24,10 +24,11 @@ class Target:
     arch: int | str
     warp_size: int
     shared_limit_bytes: int  # the most that one program may use
+    has_fp8: bool = True
 
 
 TARGETS = {
-    "sm_80": Target("cuda", 80, 32, 163 * 1024),
+    "sm_80": Target("cuda", 80, 32, 163 * 1024, has_fp8=False),
     "sm_89": Target("cuda", 89, 32, 99 * 1024),
     "sm_90": Target("cuda", 90, 32, 227 * 1024),
     "sm_100": Target("cuda", 100, 32, 227 * 1024),
@@ -41,6 +42,7 @@ class Kernel(StrEnum):
     ATTEND_TILE = "attend_tile"
     MERGE_QUERY = "merge_query"
     STORE_TOKEN = "store_token"
+    QUANTISE_HEAD = "quantise_head"
 
 
 class Form(StrEnum):
@@ -49,6 +51,8 @@ class Form(StrEnum):
     PLAIN = "plain"
     PARTS = "parts"  # some tiles write partial results
     RULES = "rules"  # and scores have window, softcap, sinks and slopes
+    INT8 = "int8"  # and the caches are of int8
+    FP8 = "fp8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,10 @@ def attention_cases(
     target: str, head_dim: int, block_size: int, dtype: str, queries_per_kv_head: int, forms: Sequence[Form]
 ) -> list[Case]:
     """Return the attention kernel's cases: the tiles of a step that only decodes, and of one with a chunk."""
+    quantised = {Form.INT8, Form.FP8} if head_dim <= triton_attention.MAX_QUANTISED_HEAD_DIM else set()
+    if not TARGETS[target].has_fp8:
+        quantised.discard(Form.FP8)
+    forms = [form for form in forms if form in quantised or form not in (Form.INT8, Form.FP8)]
     tile_rows = {
         triton_plan.tile_rows_for(num_tokens * queries_per_kv_head, DTYPES[dtype]) for num_tokens in (1, CHUNK_TOKENS)
     }
@@ -84,6 +92,12 @@ def store_case(target: str, head_dim: int, block_size: int, dtype: str) -> Case:
     return Case(target, Kernel.STORE_TOKEN, head_dim, block_size, dtype, queries_per_kv_head=1, tile_rows=1)
 
 
+def quantise_cases(target: str, head_dim: int, block_size: int, dtype: str) -> list[Case]:
+    """Return the cases of the kernel that stores quantised K and V."""
+    forms = (Form.INT8, Form.FP8) if TARGETS[target].has_fp8 else (Form.INT8,)
+    return [Case(target, Kernel.QUANTISE_HEAD, head_dim, block_size, dtype, 1, 1, form) for form in forms]
+
+
 def merge_cases(target: str, head_dim: int, dtype: str) -> list[Case]:
     """Return the cases of the kernel that merges parts, which sees no blocks; sinks are the one rule it knows."""
     return [Case(target, Kernel.MERGE_QUERY, head_dim, 1, dtype, 1, 1, form) for form in (Form.PLAIN, Form.RULES)]
@@ -92,13 +106,14 @@ def merge_cases(target: str, head_dim: int, dtype: str) -> list[Case]:
 def representative_cases(target: str) -> Iterator[Case]:
     """Yield the cases that differ in what they need of a GPU: every tile shape, and both ways to mask a head."""
     for head_dim in (64, 128, 256):
-        yield from attention_cases(target, head_dim, 16, "bf16", 4, (Form.PLAIN, Form.RULES))
+        yield from attention_cases(target, head_dim, 16, "bf16", 4, (Form.PLAIN, Form.RULES, Form.INT8, Form.FP8))
     yield from attention_cases(target, 80, 32, "fp16", 3, (Form.PARTS,))
     for head_dim in (64, 128, 256):
         yield from attention_cases(target, head_dim, 16, "fp32", 1, (Form.RULES,))
     yield store_case(target, 64, 16, "bf16")
     yield store_case(target, 80, 32, "fp32")
     yield from merge_cases(target, 256, "bf16")
+    yield from quantise_cases(target, 80, 16, "bf16")
 
 
 def all_cases(target: str) -> Iterator[Case]:
@@ -107,5 +122,6 @@ def all_cases(target: str) -> Iterator[Case]:
         for queries_per_kv_head in QUERIES_PER_KV_HEAD:
             yield from attention_cases(target, head_dim, block_size, dtype, queries_per_kv_head, tuple(Form))
         yield store_case(target, head_dim, block_size, dtype)
+        yield from quantise_cases(target, head_dim, block_size, dtype)
     for head_dim, dtype in product(HEAD_DIMS, DTYPES):
         yield from merge_cases(target, head_dim, dtype)

@@ -6,11 +6,13 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels import triton_attention, triton_cache, triton_merge
+from kernels.kv_scales import GREATEST
 from scripts.kernel_checks.cases import DTYPES, TARGETS, Case, Form, Kernel
 
 NUM_KV_HEADS = 8
@@ -20,10 +22,16 @@ POINTER_TYPES = {  # of those not to the model's dtype
     "part_ptr": "*fp32",
     "part_lse_ptr": "*fp32",
     "slopes_ptr": "*fp32",
+    "key_scale_ptr": "*fp16",
+    "value_scale_ptr": "*fp16",
     "slots_ptr": "*i64",
     **dict.fromkeys(("tiles_ptr", "tokens_ptr", "positions_ptr", "tables_ptr", "starts_ptr", "parts_ptr"), "*i32"),
 }
 
+
+CACHE_TYPES = {Form.INT8: "*i8", Form.FP8: "*fp8e4nv"}
+CACHE_DTYPES = {Form.INT8: torch.int8, Form.FP8: torch.float8_e4m3fn}
+SCALE_STRIDES = ("scale_block_stride", "scale_slot_stride", "scale_head_stride")
 
 Constants: TypeAlias = dict[str, int | float | None]
 
@@ -47,7 +55,7 @@ def compile_case(case: Case) -> Resources:
     function, constants, options = _launch(case)
     try:
         compiled = triton.compile(
-            _source(function, constants, case.dtype),
+            _source(function, constants, case),
             target=GPUTarget(target.backend, target.arch, target.warp_size),
             options={**options, "enable_fp_fusion": True},
         )
@@ -68,10 +76,13 @@ def _launch(case: Case) -> tuple[Any, Constants, dict[str, int]]:
             "TILE_ELEMENTS": triton_cache.TILE_ELEMENTS,
         }
         return triton_cache.store_token, constants, {"num_warps": triton_cache.NUM_WARPS}
+    if case.kernel is Kernel.QUANTISE_HEAD:
+        return _launch_quantise(case)
     if case.kernel is Kernel.MERGE_QUERY:
         return _launch_merge(case)
-    shape = triton_attention.tile_shape_for(case.head_dim, case.tile_rows, DTYPES[case.dtype])
-    has_rules = case.form is Form.RULES
+    dtype = DTYPES[case.dtype]
+    shape = triton_attention.tile_shape_for(case.head_dim, case.tile_rows, dtype, CACHE_DTYPES.get(case.form, dtype))
+    has_rules = case.form not in (Form.PLAIN, Form.PARTS)
     constants = {
         "NUM_HEADS": NUM_KV_HEADS * case.queries_per_kv_head,
         "QUERIES_PER_KV_HEAD": case.queries_per_kv_head,
@@ -85,10 +96,22 @@ def _launch(case: Case) -> tuple[Any, Constants, dict[str, int]]:
     }
     if case.form is Form.PLAIN:
         constants |= dict.fromkeys(("part_ptr", "part_lse_ptr"))
+    if case.form not in CACHE_TYPES:
+        constants |= dict.fromkeys(("key_scale_ptr", "value_scale_ptr", *SCALE_STRIDES))
     if not has_rules:
         constants |= dict.fromkeys(("sinks_ptr", "slopes_ptr"))
     options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
     return triton_attention.attend_tile, constants, options
+
+
+def _launch_quantise(case: Case) -> tuple[Any, Constants, dict[str, int]]:
+    constants: Constants = {
+        "HEAD_DIM": case.head_dim,
+        "PADDED_DIM": triton.next_power_of_2(case.head_dim),
+        "BLOCK_SIZE": case.block_size,
+        "GREATEST": GREATEST[CACHE_DTYPES[case.form]],
+    }
+    return triton_cache.quantise_head, constants, {"num_warps": triton_cache.QUANTISE_NUM_WARPS}
 
 
 def _launch_merge(case: Case) -> tuple[Any, Constants, dict[str, int]]:
@@ -103,7 +126,7 @@ def _launch_merge(case: Case) -> tuple[Any, Constants, dict[str, int]]:
     return triton_merge.merge_query, constants, {"num_warps": triton_merge.NUM_WARPS}
 
 
-def _source(function: Any, constants: Constants, dtype: str) -> ASTSource:
+def _source(function: Any, constants: Constants, case: Case) -> ASTSource:
     """Return a kernel with its arguments' types, pointers and strides being multiples of 16 as in a launch."""
     signature = {}
     attributes = {}
@@ -112,12 +135,20 @@ def _source(function: Any, constants: Constants, dtype: str) -> ASTSource:
         if name in constants:  # a constant, or a pointer that is not given
             signature[name] = "constexpr"
         elif name.endswith("_ptr"):
-            signature[name] = POINTER_TYPES.get(name, f"*{dtype}")
+            signature[name] = _pointer_type(name, case)
         else:
             signature[name] = SCALAR_TYPES.get(name, "i32")
         if signature[name].startswith(("*", "i")) and not parameter.do_not_specialize:
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(function, signature, constexprs=constants, attrs=attributes)
+
+
+def _pointer_type(name: str, case: Case) -> str:
+    is_cache = name in ("key_cache_ptr", "value_cache_ptr")
+    is_cache |= case.kernel is Kernel.ATTEND_TILE and name in ("key_ptr", "value_ptr")
+    if is_cache and case.form in CACHE_TYPES:
+        return CACHE_TYPES[case.form]
+    return POINTER_TYPES.get(name, f"*{case.dtype}")
 
 
 def _nvidia_resources(compiled: Any) -> Resources:
@@ -132,9 +163,11 @@ def _nvidia_resources(compiled: Any) -> Resources:
 
 
 def _amd_resources(compiled: Any) -> Resources:
-    """Read the metadata at the end of AMD's assembly. Its registers are the vector ones."""
-    pattern = r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count|private_segment_fixed_size):\s+(\d+)"
+    """Read the metadata at the end of AMD's assembly. Its registers are the vector ones.
+
+    Scalar registers are spilled into lanes of vector registers, not to memory, and so are none of what is counted.
+    """
+    pattern = r"\.(vgpr_count|vgpr_spill_count|private_segment_fixed_size):\s+(\d+)"
     found = {name: int(value) for name, value in re.findall(pattern, compiled.asm["amdgcn"])}
-    spilled_bytes = 4 * (found["vgpr_spill_count"] + found["sgpr_spill_count"])
-    spilled_bytes = max(spilled_bytes, found["private_segment_fixed_size"])
+    spilled_bytes = max(4 * found["vgpr_spill_count"], found["private_segment_fixed_size"])
     return Resources(found["vgpr_count"], spilled_bytes, compiled.metadata.shared)

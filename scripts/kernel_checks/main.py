@@ -15,7 +15,7 @@ import triton
 from scripts.kernel_checks.cases import TARGETS, Case, all_cases, representative_cases
 from scripts.kernel_checks.compilation import CompileError, Resources, compile_case
 
-COLUMNS = "{:<7} {:<12} {:>4} {:>5} {:>5} {:>5} {:>4} {:<6} {:>9} {:>7} {:>7}  {}"
+COLUMNS = "{:<7} {:<13} {:>4} {:>5} {:>5} {:>5} {:>4} {:<6} {:>9} {:>7} {:>7}  {}"
 HEADINGS = (
     "target",
     "kernel",

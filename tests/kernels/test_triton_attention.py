@@ -171,5 +171,5 @@ def test_ops_follows_the_plan() -> None:
 
 
 def test_a_head_that_is_too_wide_is_refused() -> None:
-    with pytest.raises(ValueError, match="head_dim is 512; it must be at most 256"):
+    with pytest.raises(ValueError, match=r"head_dim is 512; with a cache of torch.float32 it must be at most 256"):
         attend(poisoned_case("first-token", Heads(1, 1, 512)))

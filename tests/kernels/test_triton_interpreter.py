@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_kernels_equal_their_oracles_under_the_interpreter() -> None:
-    modules = ["tests/kernels/test_triton_attention.py", "tests/kernels/test_triton_cache.py"]
+    modules = [f"tests/kernels/test_triton_{name}.py" for name in ("attention", "cache", "quantised")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *modules]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
