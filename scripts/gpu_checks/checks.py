@@ -1,0 +1,63 @@
+"""Kernels against their oracles and the engine against transformers, on one device."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.model_loader import load_model
+from tests.engine.tiny_models import SERVED, generate, make_engine, outputs_of, random_model, run
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNEL_TESTS = [f"tests/kernels/test_triton_{name}.py" for name in ("attention", "cache", "quantised")]
+MODELS = ("llama", "qwen3", "gpt2", "mistral-window", "gemma2-softcap", "gemma3", "gpt-oss")
+# A template shared by all, so that prefixes are reused, and lengths on both sides of a block's.
+PROMPTS = [[*range(10, 42), *tail] for tail in ([], [50, 51], list(range(60, 90)))] + [[5, 6, 7]]
+NUM_TOKENS = 24
+KERNEL_TIMEOUT_S = 180.0
+LONGEST_DETAIL = 2000  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that agrees with its oracle or does not."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+def check_kernels() -> Check:
+    """Run the kernels' tests on the GPU, in a process of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", *KERNEL_TESTS]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=KERNEL_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return Check("kernels", False, f"not done after {KERNEL_TIMEOUT_S:.0f} s")
+    lines = done.stdout.strip().splitlines() or [done.stderr.strip()]
+    detail = lines[-1] if done.returncode == 0 else "\n".join(lines)[-LONGEST_DETAIL:]
+    return Check("kernels", done.returncode == 0 and "skipped" not in lines[-1], detail)
+
+
+def check_engine(device: torch.device, names: Sequence[str] = MODELS) -> Iterator[Check]:
+    """Yield a check a model: greedy tokens in float32, batched on the device, against transformers' one by one."""
+    for name in names:
+        try:
+            yield _check_model(name, device)
+        except Exception as error:  # whatever a model raises there, the others are still worth knowing
+            yield Check(name, False, f"{type(error).__name__}: {error}"[:LONGEST_DETAIL])
+
+
+def _check_model(name: str, device: torch.device) -> Check:
+    model = random_model(SERVED[name]())
+    expected = [generate(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        loaded = load_model(folder, dtype=torch.float32, device=device, cache_dir=Path(folder) / "cache")
+        found = outputs_of(run(make_engine(loaded), PROMPTS, NUM_TOKENS))
+    different = sum(mine != theirs for mine, theirs in zip(found, expected, strict=True))
+    return Check(name, different == 0, f"{different} of {len(PROMPTS)} outputs differ")
