@@ -4,8 +4,8 @@
     intake             tokenizes
     engine             steps
     persister          commits to SQL, then acknowledges in Redis
-    leases, presence   beat, in Redis and in SQL: one that hangs must not hold up the other
     live               cancels, streams tokens
+    upkeep             leases, presence, reconciling: three threads, see worker.upkeep
 
 Torch-free: the model comes as an engine and two functions.
 """
@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import redis
 
@@ -22,7 +21,7 @@ from engine.engine import Engine
 from engine.stopping import Detokenize
 from worker.appetite import Appetite
 from worker.backoff import Backoff
-from worker.beats import Beat, Leases
+from worker.beats import Leases
 from worker.claiming import Claimer
 from worker.connection import redis_errors
 from worker.crash_journal import Journal, NoJournal
@@ -35,7 +34,6 @@ from worker.failpoints import Failpoints, parse_faults
 from worker.fleet import WorkerRecord
 from worker.function_pool import FunctionPool, RunningFunction
 from worker.functions import AllowList
-from worker.health import Health
 from worker.health_server import serving_health
 from worker.held import HeldJob, HeldJobs
 from worker.intake import Encode, Intake
@@ -44,14 +42,13 @@ from worker.outcomes import OutcomeBuilder
 from worker.persister import Persister
 from worker.progress import WorkerProgress
 from worker.queue import JobQueue
-from worker.reconcile_chore import ReconcileChore, rest
-from worker.reconciling import RealRepairs, Reconciler
 from worker.records import Lease
 from worker.rq_worker import PagemillWorker
 from worker.settings_model import Settings
 from worker.store import JobStore
 from worker.suspects import Suspects
 from worker.threads import POLL_SECONDS, Failure, ServiceThread
+from worker.upkeep import Upkeep
 
 MAINTENANCE_SECONDS = 60
 SHORTEST_TTL_SECONDS = 60  # of the worker's entry in RQ's lists, without a beat; RQ adds 60 more
@@ -93,29 +90,14 @@ class Flow:
         failpoints = Failpoints(parse_faults(settings.failpoints))
         self._record = record
         self._journal = journal = journal or NoJournal()
-        with redis_errors():
-            self.worker = PagemillWorker(
-                list(settings.queues),
-                name=record.name,
-                connection=connection,
-                allow_list=AllowList(settings.functions),
-                worker_ttl=max(SHORTEST_TTL_SECONDS, round(BEATS_TO_MISS * settings.beat_seconds)),
-                maintenance_interval=MAINTENANCE_SECONDS,
-            )
+        self.worker = _make_worker(settings, connection, record.name)
         self._held = HeldJobs(settings.max_jobs)
         self._failure = Failure()
         if settings.functions:
             self.worker.functions = FunctionPool(
                 settings.function_threads, self._held, self._serve_function, self._failure
             )
-        self._queue = job_queue = JobQueue(
-            connection,
-            record.name,
-            settings.lease_seconds,
-            default_result_ttl_seconds=settings.result_ttl_seconds,
-            lower_queue_share=settings.lower_queue_share,
-            read=self.worker.read,
-        )
+        self._queue = job_queue = _make_queue(settings, connection, self.worker)
         self._outcomes = outcomes = OutcomeBuilder(
             model.decode,
             model.bytes_per_block,
@@ -127,35 +109,33 @@ class Flow:
         self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams, failpoints)
         self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints)
         self._intake = Intake(model.encode, model.names, outcomes, self._loop.send, self._persister.put, journal)
-        suspects = self._suspects = Suspects(connection, record.name, settings.lease_seconds, read=self.worker.read)
-        self._leases = Leases(job_queue, self._held, self._lose, self._cancel, suspects)
-        repairs = RealRepairs(store, connection, settings.result_ttl_seconds)
-        chore = self._chore = ReconcileChore(
-            Reconciler(store, connection, repairs, rest),
+        suspects = Suspects(connection, record.name, settings.lease_seconds, read=self.worker.read)
+        leases = Leases(job_queue, self._held, self._lose, self._cancel, suspects)
+        self._upkeep = Upkeep(
+            settings,
             connection,
-            settings.reconcile_seconds,
-            stopped=lambda: self._beats["reconcile"].is_stopped,
-        )
-        self._beats = {
-            "leases": Beat(self._beat_in_redis, settings.beat_seconds, "renew leases"),
-            "presence": Beat(self._beat_in_sql, settings.beat_seconds, "beat in SQL"),
-            "reconcile": Beat(chore.run, settings.sweep_seconds, "reconcile the queue with SQL"),
-        }
-        self._health = Health(
-            *(settings, record.name, self._loop.pulse, self._held, model.engine.status),
-            claims_state=lambda: self.worker.claims_state,
-            beats={"Redis": self._beats["leases"], "SQL": self._beats["presence"]},
-            send=self._loop.send,
+            store,
+            self.worker,
+            job_queue,
+            self._held,
+            leases,
+            suspects,
+            self._loop,
+            self._persister,
         )
         self.health_port: int | None = None  # while somebody may ask there
         self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
-        appetite = Appetite(self._held, model.engine.config, model.engine.status)
-        duty = SuspectDuty(
-            *(suspects, journal, self._held, settings.queues, self._give_back, self._give_back_functions)
-        )
         self._claimer = Claimer(
-            *(job_queue, store, self._held, settings.queues, appetite, duty),
-            *(self.worker, self._intake.put, self._lose, failpoints),
+            job_queue,
+            store,
+            self._held,
+            settings.queues,
+            Appetite(self._held, model.engine.config, model.engine.status),
+            SuspectDuty(suspects, journal, self._held, settings.queues, self._give_back, self._give_back_functions),
+            self.worker,
+            self._intake.put,
+            self._lose,
+            failpoints,
         )
 
     def progress(self) -> WorkerProgress:
@@ -181,7 +161,7 @@ class Flow:
         when a service is down at the start, and TryLater when a part of the worker failed; whatever ends it, what was
         held has been handed back then, services permitting.
         """
-        with serving_health(self._settings.health_listener(), self._health.report) as self.health_port:
+        with serving_health(self._settings.health_listener(), self._upkeep.report) as self.health_port:
             self._run(burst=burst)
 
     def _run(self, *, burst: bool) -> None:
@@ -192,7 +172,8 @@ class Flow:
             logger.info("worker %s drains %s", self._record.name, ", ".join(self._settings.queues))
             self._work(burst=burst)
         finally:
-            self._leave()
+            self.worker.delist()
+            self._upkeep.leave()
         if self._failure.error is not None:
             raise TryLater(f"the worker stopped and gave its jobs back: {self._failure.error}") from self._failure.error
 
@@ -202,7 +183,7 @@ class Flow:
             "engine": self._loop.run,
             "persister": self._persister.run,
             "live": self._live.run,
-            **{name: beat.run for name, beat in self._beats.items()},
+            **self._upkeep.targets,
         }
         threads = {name: ServiceThread(name, target, self._failure) for name, target in targets.items()}
         for thread in threads.values():
@@ -210,7 +191,7 @@ class Flow:
         drain = Drain(self._claimer, self._delayed, self._held, self._failure, self._settings.sweep_seconds)
         try:
             if burst:
-                self._reconcile_first()
+                self._upkeep.reconcile()  # a burst may be over before the first beat
             self.worker.drain_queues(drain, burst=burst)
             self._hand_back_unrecorded()
             self.worker.finish_held(drain, self._settings.drain_seconds)
@@ -220,13 +201,6 @@ class Flow:
             self._failure.report(error, "the main loop")
         finally:
             self._shut_down(threads)
-
-    def _reconcile_first(self) -> None:
-        """Rebuild a queue that was lost, if it is time to: a burst may be over before the first beat."""
-        try:
-            self._chore.run()
-        except (ServiceUnavailable, TryLater) as error:
-            logger.warning("the queue is not reconciled with SQL: %s", error)
 
     def _hand_back_unrecorded(self) -> None:
         try:
@@ -250,8 +224,7 @@ class Flow:
         self._persister.stop()
         self._await(threads["persister"])
         self._persister.give_up()
-        for beat in self._beats.values():
-            beat.stop()
+        self._upkeep.stop()
         self._requeue_left()
         self._live.stop()
         for thread in threads.values():
@@ -280,23 +253,6 @@ class Flow:
             self._journal.leave()
             logger.warning("%d jobs stay leased for %g s: %s", len(claims), self._settings.lease_seconds, error)
 
-    def _leave(self) -> None:
-        self.worker.delist()
-        try:
-            self._beat_in_sql()  # the last counters
-            self._store.stop_worker(self._record.name)
-        except ServiceUnavailable as error:
-            logger.warning("cannot say in SQL that the worker stopped: %s", error)
-
-    def _beat_in_redis(self) -> None:
-        self._leases.renew()
-        self.worker.renew_functions(self._queue, self._suspects)
-        self.worker.beat()
-
-    def _beat_in_sql(self) -> None:
-        engine_age = timedelta(seconds=self._health.probe())
-        self._store.heartbeat_worker(self._record.name, self._persister.counters, engine_age)
-
     def _give_back_functions(self) -> None:
         self._queue.requeue(self.worker.take_functions())
 
@@ -317,3 +273,26 @@ class Flow:
     def _lose(self, job: HeldJob) -> None:
         job.lost = True
         self._loop.send(Abort(job.claim.execution_id))
+
+
+def _make_worker(settings: Settings, connection: redis.Redis, name: str) -> PagemillWorker:
+    with redis_errors():
+        return PagemillWorker(
+            list(settings.queues),
+            name=name,
+            connection=connection,
+            allow_list=AllowList(settings.functions),
+            worker_ttl=max(SHORTEST_TTL_SECONDS, round(BEATS_TO_MISS * settings.beat_seconds)),
+            maintenance_interval=MAINTENANCE_SECONDS,
+        )
+
+
+def _make_queue(settings: Settings, connection: redis.Redis, worker: PagemillWorker) -> JobQueue:
+    return JobQueue(
+        connection,
+        worker.name,
+        settings.lease_seconds,
+        default_result_ttl_seconds=settings.result_ttl_seconds,
+        lower_queue_share=settings.lower_queue_share,
+        read=worker.read,
+    )

@@ -202,7 +202,7 @@ def test_an_address_that_is_taken_is_a_matter_of_configuration(connection: redis
 
 def test_nothing_is_served_unless_asked_for(connection: redis.Redis, sqlite_store: JobStore) -> None:
     flow = make_flow(connection, sqlite_store)
-    with running(flow), serving_health(None, flow._health.report) as port:
+    with running(flow), serving_health(None, flow._upkeep.report) as port:
         assert (port, flow.health_port) == (None, None)
 
 
