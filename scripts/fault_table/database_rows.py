@@ -122,6 +122,7 @@ def fill_disk(trial: Trial) -> None:
         world.move_sqlite(disk.folder)
         outage = Outage(trial, world)
         outage.prepare()
-        with disk.filled():
+        trial.note(f"the disk is {disk.kind}")
+        with disk.filled(world.workers[-1].pid):
             outage.last(trial.scale.pick(5, 20))
         outage.end()

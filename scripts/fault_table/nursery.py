@@ -32,6 +32,11 @@ class WorkerProcess:
     lock: threading.Lock  # multiprocessing looks after all processes of this one at once, and takes no turns
 
     @property
+    def pid(self) -> int:
+        assert self.process.pid is not None, "it was started"
+        return self.process.pid
+
+    @property
     def exit_code(self) -> int | None:
         """The exit code, a signal's number negated, or None while it runs."""
         with self.lock:
@@ -41,8 +46,7 @@ class WorkerProcess:
         """Send it a signal, unless it has ended."""
         with self.lock:
             if self.process.exitcode is None:
-                assert self.process.pid is not None, "it was started"
-                os.kill(self.process.pid, number)
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it with SIGKILL, whatever it does, and wait for its end."""

@@ -29,6 +29,8 @@ def print_table(results: Sequence[RowResult]) -> None:
     console = Console(width=None if sys.stdout.isatty() else LINE_WIDTH)
     console.print(table)
     for result in results:
+        if result.problems:
+            console.print(f"row {result.number}: right would be: {result.outcome}", markup=False, highlight=False)
         for text in (*result.problems, *([result.missing] if result.missing else []), *result.notes):
             console.print(f"row {result.number}: {text}", markup=False, highlight=False)
 

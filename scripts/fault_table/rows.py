@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from scripts.fault_table.full_disk import NoDisk
 from scripts.fault_table.postgresql import NoServer
 from scripts.fault_table.tally import Tally, count_left
 from scripts.fault_table.world import RowFailed, World, Worlds
@@ -87,6 +86,7 @@ class RowResult:
 
     number: int
     fault: str
+    outcome: str  # the right one
     tally: Tally
     problems: tuple[str, ...]
     notes: tuple[str, ...]
@@ -129,7 +129,7 @@ def run_row(row: Row, trial: Trial) -> RowResult:
     missing = None
     try:
         row.run(trial)
-    except (NoServer, NoDisk) as error:
+    except NoServer as error:
         missing = str(error)
     except RowFailed as error:
         trial.problems.append(str(error))
@@ -141,6 +141,7 @@ def run_row(row: Row, trial: Trial) -> RowResult:
     return RowResult(
         row.number,
         row.fault,
+        row.outcome,
         trial.tally,
         tuple(trial.problems),
         tuple(trial.notes),
