@@ -89,6 +89,7 @@ class CrashJournal:
         self._in_step: Collection[str] = frozenset()
         self._aside: set[str] = set()
         self._lock = threading.Lock()
+        self._is_withdrawn = False  # the disk did not take a line
         self._leaves_leases = False
 
     @classmethod
@@ -111,12 +112,11 @@ class CrashJournal:
         return journal
 
     def note_step(self, output_tokens: Mapping[str, int]) -> None:
-        if len(output_tokens) <= FEW:
+        is_exact = len(output_tokens) <= FEW
+        if is_exact or self._is_withdrawn or output_tokens.keys() != self._in_step:
             self._in_step = output_tokens.keys()
-            _write(self._descriptor, Place.STEP, dict(output_tokens))
-        elif output_tokens.keys() != self._in_step:
-            self._in_step = output_tokens.keys()
-            _write(self._descriptor, Place.STEP, dict.fromkeys(output_tokens))
+            with self._lock:
+                self._note(Place.STEP, dict(output_tokens) if is_exact else dict.fromkeys(output_tokens))
 
     @contextmanager
     def aside(self, execution_id: str) -> Iterator[None]:
@@ -129,7 +129,22 @@ class CrashJournal:
     def _note_aside(self, change: Callable[[str], None], execution_id: str) -> None:
         with self._lock:
             change(execution_id)
-            _write(self._descriptor, Place.ASIDE, list(self._aside))
+            self._note(Place.ASIDE, list(self._aside))
+
+    def _note(self, place: Place, value: object) -> None:
+        """Write a line. Where the disk does not take it, work goes on, and the line of the step is withdrawn until both
+        can be written: a successor that does not know who was at work suspects everybody, and wrongs nobody."""
+        try:
+            if self._is_withdrawn:
+                _write(self._descriptor, Place.ASIDE, list(self._aside))
+            _write(self._descriptor, place, value)
+        except OSError as error:
+            if not self._is_withdrawn:
+                logger.warning("the crash journal cannot be written: %s", error.strerror)
+            self._is_withdrawn = True
+            os.ftruncate(self._descriptor, Place.STEP)  # to shrink a file takes no room
+        else:
+            self._is_withdrawn = self._is_withdrawn and place is not Place.STEP
 
     def take_over(self, release: Callable[[DeadWorker], object]) -> None:
         for path in self._path.parent.glob(f"*{SUFFIX}"):
@@ -150,8 +165,9 @@ class CrashJournal:
         """Forget the journal: the worker ends in order. Where it leaves leases behind, the journal says that nobody is
         to blame for that."""
         if self._leaves_leases:
-            _write(self._descriptor, Place.ASIDE, [])
-            _write(self._descriptor, Place.STEP, {})
+            self._aside.clear()
+            self._note(Place.ASIDE, [])
+            self._note(Place.STEP, {})
         else:
             self._path.unlink(missing_ok=True)
         os.close(self._descriptor)

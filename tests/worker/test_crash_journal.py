@@ -25,6 +25,24 @@ with journal.aside("x3"):
 """
 
 
+DYING_ON_A_FULL_DISK = """
+import os, resource, signal, sys
+from pathlib import Path
+from worker.crash_journal import FEW, CrashJournal
+journal = CrashJournal.open(Path(sys.argv[1]), "dying", sys.argv[2])
+journal.note_step({"x1": 0, "x2": 7})
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+many = {f"y{number}": 0 for number in range(FEW + 1)}
+with journal.aside("x3"):
+    journal.note_step(many)
+    if sys.argv[3] == "mended":
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        journal.note_step(many)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def die(data_dir: Path, queue: str = QUEUE) -> int:
     """Let a process die at work; return its id."""
     process = subprocess.Popen([sys.executable, "-c", DYING, str(data_dir), queue], cwd=ROOT)
@@ -51,6 +69,16 @@ def test_dead_process_tells_who_was_at_work(tmp_path: Path) -> None:
     ]
     assert dead_workers(tmp_path) == []
     assert journals(tmp_path) == []
+
+
+@pytest.mark.parametrize("ending", ["full", "mended"])
+def test_disk_that_takes_nothing_stops_no_work_and_blames_nobody(tmp_path: Path, ending: str) -> None:
+    """The limit on the size of files stands in for the disk: writing fails, and what was written before stays."""
+    command = [sys.executable, "-c", DYING_ON_A_FULL_DISK, str(tmp_path), QUEUE, ending]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
+    (dead,) = dead_workers(tmp_path)
+    everybody = {"x3", *(f"y{number}" for number in range(FEW + 1))}
+    assert dead.at_work == (None if ending == "full" else everybody)
 
 
 def test_supervisor_adds_the_signal(tmp_path: Path) -> None:
