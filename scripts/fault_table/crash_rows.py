@@ -61,7 +61,7 @@ def kill_one(trial: Trial, seed: int) -> Takeover:
         worker.kill()
         states = world.store.states(world.accepted)
         orphans = [job_id for job_id, state in states.items() if state is JobState.RUNNING]
-        world.start_worker()
+        world.start_worker(failpoints="")
         world.wait_for(lambda: "drains" in world.workers[-1].log_text(), "the next worker is up")
         seconds = world.wait_for(lambda: run_again(world, orphans), "all orphans run again")
         world.wait_for_ends()

@@ -117,11 +117,11 @@ def lock_sqlite(trial: Trial) -> None:
 
 
 def fill_disk(trial: Trial) -> None:
-    """Row 9. The disk of the database is full."""
+    """Row 9. The disk of the database and of the worker's own folder is full."""
     with small_disk() as disk, trial.world(max_jobs=MAX_JOBS, failpoints=STEP_SLEEP) as world:
         world.move_sqlite(disk.folder)
         outage = Outage(trial, world)
-        outage.prepare()
+        outage.prepare(data_dir=disk.folder / "data")
         trial.note(f"the disk is {disk.kind}")
         with disk.filled(world.workers[-1].pid):
             outage.last(trial.scale.pick(5, 20))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-SIZE_BYTES = 4 * 1024**2
-CHUNK_BYTES = 4096
+SIZE_BYTES = 160 * 1024**2  # a worker is unwell where less than 64 MiB are left
+CHUNK_BYTES = 65_536
 
 
 class Disk(Protocol):
@@ -28,7 +28,7 @@ class Disk(Protocol):
 
 @dataclass
 class MountedDisk:
-    """A file system of a few megabytes."""
+    """A file system of `SIZE_BYTES`."""
 
     folder: Path
     kind: str = "a full tmpfs"
