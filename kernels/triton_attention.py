@@ -44,12 +44,13 @@ def tile_shape_for(head_dim: int, tile_rows: int, dtype: torch.dtype, cache_dtyp
         raise ValueError(f"head_dim is {head_dim}; with a cache of {cache_dtype} it must be at most {greatest_dim}")
     padded_dim = max(MIN_TILE, triton.next_power_of_2(head_dim))
     if dtype.itemsize > 2:
-        num_keys, num_warps = (16, 4) if padded_dim > 128 else (32, 8 if padded_dim > 64 else 4)
+        num_keys, num_warps = (16, 4) if padded_dim > 128 else (32, 8 if padded_dim >= 64 else 4)
         return TileShape(padded_dim, num_keys, num_warps, num_stages=2)
     size = padded_dim * tile_rows
+    many_keys_up_to = 64 if is_quantised else 128  # elements of a head
     return TileShape(
         padded_dim,
-        num_keys=64 if padded_dim <= 128 and size <= 4096 else 32 if size <= 8192 else 16,
+        num_keys=64 if padded_dim <= many_keys_up_to and size <= 4096 else 32 if size <= 8192 else 16,
         num_warps=8 if size > (4096 if is_quantised else 8192) else 4,
         num_stages=2 if tile_rows > MIN_TILE or is_quantised else 3,
     )
