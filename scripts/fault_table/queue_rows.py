@@ -108,11 +108,11 @@ def fail_over(trial: Trial) -> None:
         world.submit(*prompts(40))
         time.sleep(1.0)
         world.server.kill()
-        proxy.lead_to(str(replica.socket))
         world.connection = behind
+        missing = count_missing(world)
+        proxy.lead_to(str(replica.socket))
         seen = behind.zcard("rq:finished:default")
         seconds = world.wait_for(lambda: behind.zcard("rq:finished:default") != seen, "the worker acknowledges again")
-        missing = count_missing(world)
         world.wait_for_ends()
         trial.check(worker.exit_code is None, "the worker has ended")
         trial.check(missing, "nothing was lost, so that nothing was tested")
