@@ -18,6 +18,7 @@ from worker.records import JobState
 
 RECONCILING: dict[str, Any] = {**SHORT_LEASES, "reconcile_seconds": 2}
 RECONNECT_SECONDS = 10.0
+DELAYS_SECONDS = (1.0, 2.0, 3.0, 4.0)
 PROGRAM = "from worker.cli.main import main; main()"
 
 
@@ -173,10 +174,13 @@ def shares_of(world: World) -> list[int]:
 
 
 def share_a_queue(trial: Trial) -> None:
-    """Row 18. Two workers, one queue, many small jobs. Schedulers do not exist yet (`pagemill cron`)."""
+    """Row 18. Two workers, one queue, many small jobs, a tenth of them delayed: each worker is a scheduler, too."""
     count = int(trial.scale.pick(1000, 10_000))
     with trial.world(postgresql=trial.has_postgresql, max_jobs=64, max_num_seqs=64) as world:
-        world.submit(*prompts(count, max_tokens=2))
+        num_delayed = count // 10
+        world.submit(*prompts(count - num_delayed, max_tokens=2))
+        for seconds in DELAYS_SECONDS:
+            world.submit_delayed(*prompts(num_delayed // len(DELAYS_SECONDS), max_tokens=2), seconds=seconds)
         for _ in range(2):
             world.start_worker()
         seconds = world.wait_for_ends(600)
@@ -187,4 +191,4 @@ def share_a_queue(trial: Trial) -> None:
         )
         shares = sorted(worker.counters.jobs_done for worker in world.store.workers())
         trial.check(all(shares), "one of the workers had nothing to do")
-        trial.note(f"{count} jobs in {seconds:.1f} s, shared {shares}; schedulers are not covered: there are none yet")
+        trial.note(f"{tally.accepted} jobs in {seconds:.1f} s, shared {shares}, {num_delayed} of them delayed")

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import redis
+from rq import Queue
 from sqlalchemy import Engine, make_url
 
 from scripts.fault_table.nursery import Nursery, WorkerProcess
@@ -19,11 +21,12 @@ from scripts.fault_table.postgresql import NoServer, connect_to_server, create_d
 from scripts.fault_table.redis_server import RedisServer, running_server
 from scripts.fault_table.tally import Tally, count_jobs, count_left
 from worker import schema
-from worker.client import enqueue, prepare, submit
 from worker.database import open_database
+from worker.jobs import FUNCTION_NAME
 from worker.recording import opened_recorder
 from worker.records import JobState
 from worker.store import JobStore
+from worker.submission import DEFAULT_QUEUE, NO_TIMEOUT, enqueue, prepare, submit
 
 POLL_SECONDS = 0.02
 WAIT_SECONDS = 240.0  # far above what anything takes that is not a fault
@@ -70,6 +73,13 @@ class World:
         ids = submit(self.connection, jobs)
         self.accepted += ids
         return ids
+
+    def submit_delayed(self, *jobs: Mapping[str, Any], seconds: float) -> None:
+        """Submit jobs with nothing but RQ, to run in a while; they count as accepted."""
+        queue = Queue(DEFAULT_QUEUE, connection=self.connection, serializer="json")
+        for job in jobs:
+            delayed = queue.enqueue_in(timedelta(seconds=seconds), FUNCTION_NAME, dict(job), job_timeout=NO_TIMEOUT)
+            self.accepted.append(delayed.id)
 
     @property
     def sqlite_file(self) -> Path:
