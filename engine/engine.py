@@ -93,8 +93,13 @@ class Engine:
             bad = next((token for token in ids if not 0 <= token < vocab_size), None)
             if bad is not None:
                 raise RequestError("invalid_token", f"{field} holds token id {bad}; ids go from 0 to {vocab_size - 1}")
+        request = self._new_request(request_id, prompt, params, tenant)
+        self.scheduler.add(request)
+        return request
+
+    def _new_request(self, request_id: str, prompt: Sequence[int], params: SamplingParams, tenant: str) -> Request:
         now = self._clock()
-        request = Request(
+        return Request(
             request_id=request_id,
             tenant=tenant,
             token_ids=list(prompt),
@@ -103,8 +108,6 @@ class Engine:
             stop_ids=params.stop_token_ids | (frozenset() if params.ignore_eos else self.model.stop_token_ids),
             figures=RequestFigures(arrived_at=now, blocks_changed_at=now),
         )
-        self.scheduler.add(request)
-        return request
 
     def abort(self, request_id: str) -> Request | None:
         """End a request as cancelled, its output so far kept; returns it, or None if it is not here (any more)."""

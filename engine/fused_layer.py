@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from engine.fused import Sibling
 from engine.kv_cache import KVCache
 from engine.paged_model import ModelInput, PagedModel, UnsupportedModel
-from engine.request import Request, RequestFigures, SamplingParams
-from engine.scheduler import ScheduledRequest, SchedulerOutput
+from engine.probing import plan_of, probe_request
 from kernels import ops
 from kernels.score_rules import ScoreRules
 
@@ -154,15 +153,6 @@ def _probe(model: PagedModel, layer: nn.Module, layer_index: int, embed: Any) ->
 
 def _probe_input(model: PagedModel) -> ModelInput:
     num_blocks = -(-PROBE_TOKENS // BLOCK_SIZE)
-    request = Request(
-        request_id="probe",
-        tenant="",
-        token_ids=[0] * PROBE_TOKENS,
-        num_prompt_tokens=PROBE_TOKENS,
-        params=SamplingParams(max_tokens=1),
-        stop_ids=frozenset(),
-        figures=RequestFigures(arrived_at=0.0),
-        block_ids=list(range(num_blocks)),
-    )
-    plan = SchedulerOutput((ScheduledRequest(request, 0, PROBE_TOKENS),), PROBE_TOKENS, ())
-    return model.build_input(plan, KVCache(model.kv_shape(BLOCK_SIZE), num_blocks, model.device))
+    request = probe_request([0] * PROBE_TOKENS, range(num_blocks))
+    cache = KVCache(model.kv_shape(BLOCK_SIZE), num_blocks, model.device)
+    return model.build_input(plan_of(request, 0, PROBE_TOKENS), cache)

@@ -8,10 +8,11 @@ from engine.cpu_threads import ThreadGovernor
 from engine.kv_cache import KVCache
 from engine.memory import keep_freed_memory
 from engine.paged_model import PagedModel
+from engine.probing import plan_of, probe_request
 from engine.quarantine import DeviceOutOfMemory
-from engine.request import Request, RequestError, RequestFigures, SamplingParams
+from engine.request import RequestError
 from engine.sampler import sample
-from engine.scheduler import ScheduledRequest, SchedulerOutput
+from engine.scheduler import SchedulerOutput
 
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"  # how torch's message for it begins, in a plain RuntimeError
 
@@ -51,17 +52,8 @@ class ModelRunner:
 
     def probe(self) -> None:
         """Run one token through block 0, which must be free. Raises whatever the model raises on it."""
-        request = Request(
-            request_id="probe",
-            tenant="",
-            token_ids=[0],
-            num_prompt_tokens=1,
-            params=SamplingParams(max_tokens=1),
-            stop_ids=frozenset(),
-            figures=RequestFigures(arrived_at=0.0),
-            block_ids=[0],
-        )
-        token = self._run(SchedulerOutput((ScheduledRequest(request, 0, 1),), 1, ()))[request.request_id]
+        request = probe_request([0], [0])
+        token = self._run(plan_of(request, 0, 1))[request.request_id]
         self.scrub([0])
         if isinstance(token, RequestError):
             raise token

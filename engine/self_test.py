@@ -5,8 +5,7 @@ from torch import Tensor
 
 from engine.kv_cache import KVCache
 from engine.paged_model import ATTENTION_NAME, PagedModel, UnsupportedModel
-from engine.request import Request, RequestFigures, SamplingParams
-from engine.scheduler import ScheduledRequest, SchedulerOutput
+from engine.probing import plan_of, probe_request
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 NUM_TOKENS = 24
@@ -56,20 +55,10 @@ def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
     """Return the logits of the last token, computed in two chunks over blocks in scattered order."""
     num_blocks = NUM_TOKENS // BLOCK_SIZE
     cache = KVCache(model.kv_shape(BLOCK_SIZE), num_blocks + 1, model.device)
-    request = Request(
-        request_id="self-test",
-        tenant="",
-        token_ids=token_ids,
-        num_prompt_tokens=NUM_TOKENS,
-        params=SamplingParams(max_tokens=1),
-        stop_ids=frozenset(),
-        figures=RequestFigures(arrived_at=0.0),
-        block_ids=list(range(num_blocks, 0, -1)),
-    )
+    request = probe_request(token_ids, range(num_blocks, 0, -1))
     logits = torch.empty(0)
     for start, stop in ((0, FIRST_CHUNK), (FIRST_CHUNK, NUM_TOKENS)):
-        share = ScheduledRequest(request, start, stop - start)
-        logits = model.forward(model.build_input(SchedulerOutput((share,), stop - start, ()), cache))
+        logits = model.forward(model.build_input(plan_of(request, start, stop), cache))
     for index, (key_cache, _) in enumerate(cache.layers):
         written = key_cache[request.block_ids].flatten(0, 1).flatten(1).any(dim=1)
         if not written.all():

@@ -16,7 +16,7 @@ from rq.serializers import JSONSerializer
 
 from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
-from engine.request import FinishReason, Request, RequestError, RequestFigures, RequestState, SamplingParams
+from engine.request import FinishReason, Request, RequestError, RequestState, SamplingParams
 from engine.scheduler import SchedulerOutput
 from scripts.benchmarks.memory import peak_rss_bytes
 from scripts.benchmarks.noop import noop
@@ -187,16 +187,7 @@ class InstantEngine(Engine):
         return bool(self._added)
 
     def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, tenant: str = "") -> Request:
-        now = self._clock()
-        request = Request(
-            request_id=request_id,
-            tenant=tenant,
-            token_ids=list(prompt),
-            num_prompt_tokens=len(prompt),
-            params=params,
-            stop_ids=params.stop_token_ids,
-            figures=RequestFigures(arrived_at=now, blocks_changed_at=now),
-        )
+        request = self._new_request(request_id, prompt, params, tenant)
         self._added.append(request)
         return request
 

@@ -202,10 +202,10 @@ local function group_of(queue, job_id)
     end
 end
 
--- Make a held job's record that of one that waits. `enqueued_at` stays: the wait began then.
-local function make_waiting(queue, job_id)
+-- Make a held job's record that of one that waits, `status` saying where. `enqueued_at` stays: the wait began then.
+local function make_waiting(queue, job_id, status)
     local job = job_key(job_id)
-    call('HSET', job, 'status', 'queued', 'worker_name', '', 'started_at', '')
+    call('HSET', job, 'status', status, 'worker_name', '', 'started_at', '')
     call('HDEL', job, 'pagemill_execution', 'pagemill_queue')
     local ttl = read_ttl(call('HGET', job, 'ttl'), 0)
     if ttl > 0 then
@@ -240,7 +240,7 @@ end
 -- Give a held job back to the head of its queue, or of the jobs that were parked there after it was claimed. One that is
 -- suspected of a crash stays apart, by itself.
 local function put_back(queue, job_id)
-    make_waiting(queue, job_id)
+    make_waiting(queue, job_id, 'queued')
     if call('HEXISTS', job_key(job_id), 'pagemill_crashes') == 1 then
         call('LPUSH', suspects_key(queue), job_id)
         return

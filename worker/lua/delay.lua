@@ -26,13 +26,8 @@ local function delay(queue, job_id, execution_id, due, retries)
     local started_at = call('HGET', PREFIX .. ':execution:' .. job_id .. ':' .. execution_id, 'created_at')
     drop_execution(queue, job_id, execution_id, worker_name)
     spend(job, retries, started_at)
-    call('HSET', job, 'status', 'scheduled', 'worker_name', '', 'started_at', '', 'pagemill_delayed', execution_id)
-    call('HDEL', job, 'pagemill_execution', 'pagemill_queue')
-    local ttl = read_ttl(call('HGET', job, 'ttl'), 0)
-    if ttl > 0 then
-        call('EXPIRE', job, ttl)
-    end
-    call('SADD', PREFIX .. ':queues', queue_key(queue))
+    make_waiting(queue, job_id, 'scheduled')
+    call('HSET', job, 'pagemill_delayed', execution_id)
     if call('ZSCORE', 'pagemill:cancelling', job_id) then
         end_job(queue, job_id, 'canceled', 'canceled', read_ttl(call('HGET', job, 'failure_ttl'), cancelled_ttl))
     elseif due <= NOW_US / 1000000 then

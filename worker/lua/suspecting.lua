@@ -69,7 +69,7 @@ local function suspect(orphans, crash)
     local queues, first_time = {}, {}
     for position = #orphans, 1, -1 do
         local orphan = orphans[position]
-        make_waiting(orphan.queue, orphan.job_id)
+        make_waiting(orphan.queue, orphan.job_id, 'queued')
         if count_crash(orphan, crash) > 1 then
             call('LPUSH', suspects_key(orphan.queue), orphan.job_id)
         else

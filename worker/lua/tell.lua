@@ -14,7 +14,7 @@ local function settle(queue, job_id, execution_id, tenant)
     end
     if must_wait(queue, tenant) then
         drop_execution(queue, job_id, execution_id, '')
-        make_waiting(queue, job_id)
+        make_waiting(queue, job_id, 'queued')
         park(queue, tenant, job_id)
         return 0
     end
