@@ -1,4 +1,4 @@
-"""What Alembic runs: the revisions, in one transaction on the connection that `worker.schema` hands over.
+"""What Alembic runs: the revisions, in one transaction on the connection that `worker.sql.schema` hands over.
 
 A developer's `alembic -x url=...` has no connection to hand over and gets one here.
 """
@@ -9,8 +9,8 @@ from alembic import context
 from alembic.autogenerate.api import AutogenContext
 from sqlalchemy import Connection, text
 
-from worker.database import open_database
-from worker.tables import Base, StorableText, UtcDateTime
+from worker.sql.database import open_database
+from worker.sql.tables import Base, StorableText, UtcDateTime
 
 UPGRADE_LOCK = 0x9A6E_3111  # PostgreSQL's advisory lock: one upgrade at a time
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.services import missing_service
-from worker.embedded import find_server
-from worker.embedded_supervisor import Answer, ask
+from worker.queue.embedded import find_server
+from worker.queue.embedded_supervisor import Answer, ask
 
 SERVERS = ("redis-server", "valkey-server")
 START_TRIES = 1000

@@ -12,12 +12,12 @@ import redis
 from sqlalchemy import Engine, delete
 
 from scripts.fault_table.postgresql import NoServer, connect_to_server, create_database, drop_database
-from worker import schema
-from worker.connection import connect
-from worker.database import open_database, writing
 from worker.errors import ServiceUnavailable
-from worker.store import JobStore
-from worker.tables import Base
+from worker.queue.connection import connect
+from worker.sql import schema
+from worker.sql.database import open_database, writing
+from worker.sql.store import JobStore
+from worker.sql.tables import Base
 
 
 @pytest.fixture(scope="session")

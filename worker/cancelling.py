@@ -11,11 +11,11 @@ from itertools import islice
 import redis
 
 from worker.errors import InvalidJob
-from worker.job_changes import SubmittedJob
 from worker.jobs import parse_job
-from worker.queue_access import Cancellation, CancelOutcome, QueueAccess
-from worker.redis_jobs import RedisJob, find_batch_in_redis, find_redis_job
-from worker.store import JobStore
+from worker.queue.access import Cancellation, CancelOutcome, QueueAccess
+from worker.queue.redis_jobs import RedisJob, find_batch_in_redis, find_redis_job
+from worker.sql.job_changes import SubmittedJob
+from worker.sql.store import JobStore
 
 CHUNK_JOBS = 500  # per transaction and script
 

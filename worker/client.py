@@ -21,11 +21,11 @@ from typing import Any, Self
 import redis
 from rq.defaults import RQ_KEY_PREFIX
 
-from worker.connection import connect, redis_errors
 from worker.errors import ConfigurationError, TryLater
-from worker.recording import opened_recorder
+from worker.queue.connection import connect, redis_errors
+from worker.queue.submission import CHUNK_JOBS, DEFAULT_QUEUE, NewJob, PromptLike, enqueue, payload_of, prepare, submit
 from worker.records import JobState
-from worker.submission import CHUNK_JOBS, DEFAULT_QUEUE, NewJob, PromptLike, enqueue, payload_of, prepare, submit
+from worker.sql.recording import opened_recorder
 
 __all__ = ["CHUNK_JOBS", "Client", "JobEnd", "NewJob", "PromptLike", "ends", "enqueue", "prepare", "submit"]
 
@@ -74,7 +74,7 @@ class Client:
     ) -> None:
         """Connect to `redis_url`, or to the embedded queue of `data_dir`; with `database_url`, jobs are recorded there.
 
-        Raises as `worker.connection.connect` and `worker.recording.opened_recorder`.
+        Raises as `worker.queue.connection.connect` and `worker.sql.recording.opened_recorder`.
         """
         if redis_url is None and data_dir is None:
             raise ConfigurationError("Client: needs redis_url, or data_dir for the embedded queue")

@@ -17,12 +17,12 @@ from typing import Protocol
 
 import redis
 
-from worker.connection import redis_errors
-from worker.queue_places import Place, QueuePlaces
+from worker.queue.connection import redis_errors
+from worker.queue.places import Place, QueuePlaces
+from worker.queue.submission import QueueRecord, QueueWriter
 from worker.records import JobState
-from worker.store import JobStore
-from worker.submission import QueueRecord, QueueWriter
-from worker.unfinished import UnfinishedJob
+from worker.sql.store import JobStore
+from worker.sql.unfinished import UnfinishedJob
 
 PAGE_JOBS = 500
 MAX_SUSPECTED = 2_000  # jobs adrift that one round looks into; the next one goes on

@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from worker.backoff import RetryPolicy
-from worker.crashes import Diagnosis
 from worker.jobs import PromptJob
+from worker.queue.crashes import Diagnosis
 
 
 class JobState(StrEnum):

@@ -8,13 +8,13 @@ from enum import StrEnum
 import redis
 from rq.defaults import RQ_KEY_PREFIX
 
-from worker.connection import redis_errors
 from worker.errors import InvalidJob
 from worker.jobs import dump_job, parse_job
-from worker.lookups import JobDetail
+from worker.queue.connection import redis_errors
+from worker.queue.submission import NewJob, enqueue
 from worker.records import JobState
-from worker.store import JobStore
-from worker.submission import NewJob, enqueue
+from worker.sql.lookups import JobDetail
+from worker.sql.store import JobStore
 
 ENDED_REGISTRIES = ("failed", "canceled")
 RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.DEAD})

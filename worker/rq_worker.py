@@ -19,17 +19,17 @@ from rq.utils import now
 from rq.worker import DequeueStrategy
 from rq.worker_registration import clean_worker_registry, register
 
-from worker.connection import redis_errors
 from worker.errors import ConfigurationError, ServiceUnavailable, TryLater
-from worker.function_shift import FunctionShift, ShiftLimits
-from worker.functions import NO_FUNCTIONS, AllowList
-from worker.queue_records import Fields, FunctionRecord, PromptRecord, read_runnable
-from worker.rq_draining import OUTAGE_POLL_SECONDS, DrainingWorker
-from worker.rq_jobs import allow_listed
-from worker.rq_schedule import InProcessScheduler
+from worker.functions.allow_list import NO_FUNCTIONS, AllowList
+from worker.functions.rq_draining import OUTAGE_POLL_SECONDS, DrainingWorker
+from worker.functions.rq_jobs import allow_listed
+from worker.functions.rq_schedule import InProcessScheduler
+from worker.functions.shift import FunctionShift, ShiftLimits
+from worker.queue.connection import redis_errors
+from worker.queue.queue_records import Fields, FunctionRecord, PromptRecord, read_runnable
+from worker.running.threads import Flag
 from worker.settings import load_settings
 from worker.settings_model import Settings
-from worker.threads import Flag
 
 SAME_SIGNAL_SECONDS = 1.0  # RQ's pool and a terminal may both tell a worker to stop
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
-from worker.failpoints import parse_faults
-from worker.functions import ENTRY_PATTERN
+from worker.functions.allow_list import ENTRY_PATTERN
+from worker.running.failpoints import parse_faults
 
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 DATABASE_SCHEMES = ("sqlite", "postgresql", "postgres", "sqlite+pysqlite", "postgresql+psycopg")
@@ -233,7 +233,7 @@ class Settings(BaseModel):
     failpoints: Annotated[str, AfterValidator(_are_faults)] = Field(
         default="",
         max_length=4096,
-        description="faults on purpose, for tests: point=action, as in worker/failpoints.py",
+        description="faults on purpose, for tests: point=action, as in worker/running/failpoints.py",
         json_schema_extra=HIDDEN,
     )
 

@@ -21,11 +21,11 @@ from rich.table import Table
 
 from scripts.benchmarks.queue_costs import DepthCost, SubmissionCost, measure_depth, measure_submission, write_prompts
 from scripts.benchmarks.queue_systems import SYSTEMS, QueueRun, run_system
-from worker import schema
-from worker.connection import connect
-from worker.database import open_database, writing
-from worker.embedded import embedded_url
-from worker.tables import Base
+from worker.queue.connection import connect
+from worker.queue.embedded import embedded_url
+from worker.sql import schema
+from worker.sql.database import open_database, writing
+from worker.sql.tables import Base
 
 PEER = "rq SimpleWorker"
 DEPTHS = (100, 10_000, 1_000_000)

@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any
 
 from worker.client import prepare
-from worker.connection import connect
-from worker.queue import Acknowledgement, JobQueue
+from worker.queue.connection import connect
+from worker.queue.job_queue import Acknowledgement, JobQueue
+from worker.queue.submission import enqueue
 from worker.records import AttemptState
-from worker.submission import enqueue
 
 BATCH_JOBS = 64  # claimed, renewed and acknowledged at once
 NUM_BATCHES = 60

@@ -20,17 +20,17 @@ from engine.request import FinishReason, Request, RequestError, RequestState, Sa
 from engine.scheduler import SchedulerOutput
 from scripts.benchmarks.memory import peak_rss_bytes
 from scripts.benchmarks.noop import noop
-from worker.attempts import BegunAttempt, BegunAttempts
 from worker.client import submit
-from worker.database import open_database
-from worker.fleet import WorkerCounters, WorkerRecord
-from worker.flow import Flow, ServedModel
 from worker.jobs import PromptJob
 from worker.records import Claim, Outcome
+from worker.running.flow import Flow, ServedModel
 from worker.settings_model import Settings
-from worker.store import JobStore
-from worker.tables import utc_now
-from worker.unfinished import UnfinishedJobs
+from worker.sql.attempts import BegunAttempt, BegunAttempts
+from worker.sql.database import open_database
+from worker.sql.fleet import WorkerCounters, WorkerRecord
+from worker.sql.store import JobStore
+from worker.sql.tables import utc_now
+from worker.sql.unfinished import UnfinishedJobs
 
 END_TOKEN = 1
 CONFIG = EngineConfig(num_blocks=65_536, max_model_len=1024, block_size=16, max_num_seqs=1024, token_budget=8192)

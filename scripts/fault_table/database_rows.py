@@ -15,7 +15,7 @@ from scripts.fault_table.full_disk import small_disk
 from scripts.fault_table.proxy import proxying
 from scripts.fault_table.rows import STEP_SLEEP, Trial, free_port, prompts
 from scripts.fault_table.world import World
-from worker.queue_access import QueueAccess
+from worker.queue.access import QueueAccess
 from worker.records import JobState
 
 MAX_JOBS = 8

@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from worker.queue_records import MAX_DATA_BYTES
+from worker.queue.queue_records import MAX_DATA_BYTES
 
 Record = dict[bytes, bytes]
 Mutation = Callable[[random.Random, Any, bytes, Record], bytes]

@@ -20,7 +20,7 @@ from worker.cli.main import main
 
 POLL_SECONDS = 0.01
 KILL_SECONDS = 10.0  # for the system to end what was killed
-PRELOADED = ("worker.service", "worker.cli.worker")
+PRELOADED = ("worker.running.service", "worker.cli.worker")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from worker.queue_scripts import load_script
+from worker.queue.scripts import load_script
 
 _COMMAND_HEADER = re.compile(rb"\*\d+\r\n\$\d+\r\n")
 

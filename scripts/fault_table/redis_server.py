@@ -11,7 +11,7 @@ from pathlib import Path
 
 import redis
 
-from worker.embedded import find_server
+from worker.queue.embedded import find_server
 
 START_SECONDS = 20.0
 DATABASE = 0

@@ -11,8 +11,8 @@ from scripts.fault_table.database_rows import write_lock
 from scripts.fault_table.proxy import Proxy, lose_reply_to, proxying
 from scripts.fault_table.rows import STEP_SLEEP, Row, Trial, prompts
 from scripts.fault_table.world import World
-from worker.connection import connect
 from worker.errors import ServiceUnavailable, TryLater
+from worker.queue.connection import connect
 
 NUM_WORKERS = 2
 MOST_WAITING = 300  # no more are submitted above it

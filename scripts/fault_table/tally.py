@@ -8,11 +8,11 @@ from typing import NamedTuple, Self
 import redis
 from sqlalchemy import Engine, func, select
 
-from worker.attempt_ends import FENCED
-from worker.database import reading
-from worker.lookups import chunked
 from worker.records import TERMINAL_STATES, AttemptState, JobState
-from worker.tables import AttemptRow, JobRow, ResultRow
+from worker.sql.attempt_ends import FENCED
+from worker.sql.database import reading
+from worker.sql.lookups import chunked
+from worker.sql.tables import AttemptRow, JobRow, ResultRow
 
 
 class Attempt(NamedTuple):

@@ -20,13 +20,13 @@ from scripts.fault_table.nursery import Nursery, WorkerProcess
 from scripts.fault_table.postgresql import NoServer, connect_to_server, create_database, drop_database
 from scripts.fault_table.redis_server import RedisServer, running_server
 from scripts.fault_table.tally import Tally, count_jobs, count_left
-from worker import schema
-from worker.database import open_database
 from worker.jobs import FUNCTION_NAME
-from worker.recording import opened_recorder
+from worker.queue.submission import DEFAULT_QUEUE, NO_TIMEOUT, enqueue, prepare, submit
 from worker.records import JobState
-from worker.store import JobStore
-from worker.submission import DEFAULT_QUEUE, NO_TIMEOUT, enqueue, prepare, submit
+from worker.sql import schema
+from worker.sql.database import open_database
+from worker.sql.recording import opened_recorder
+from worker.sql.store import JobStore
 
 POLL_SECONDS = 0.02
 WAIT_SECONDS = 240.0  # far above what anything takes that is not a fault

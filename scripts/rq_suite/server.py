@@ -10,7 +10,7 @@ from pathlib import Path
 import redis
 
 from scripts.rq_suite.sdist import SuiteError
-from worker.embedded import find_server
+from worker.queue.embedded import find_server
 
 HOST = "127.0.0.1"
 START_SECONDS = 30.0

@@ -9,8 +9,8 @@ from typing import Any
 
 from rq.job import Job
 
-from worker.functions import AllowList
-from worker.queue_records import Fields, FunctionRecord
+from worker.functions.allow_list import AllowList
+from worker.queue.queue_records import Fields, FunctionRecord
 from worker.rq_worker import PagemillWorker
 from worker.settings_model import Settings
 

@@ -16,13 +16,13 @@ import redis
 from click.testing import CliRunner, Result
 
 from worker.cli.main import cli
-from worker.connection import connect
-from worker.database import open_database
-from worker.embedded import embedded_url
-from worker.outcomes import acknowledgement
-from worker.queue import JobQueue
+from worker.queue.connection import connect
+from worker.queue.embedded import embedded_url
+from worker.queue.job_queue import JobQueue
 from worker.records import AttemptState, Claim, JobStats, Outcome
-from worker.store import JobStore
+from worker.running.outcomes import acknowledgement
+from worker.sql.database import open_database
+from worker.sql.store import JobStore
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = "import sys; from worker.cli.main import main; main()"

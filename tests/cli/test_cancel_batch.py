@@ -8,9 +8,9 @@ from rq import Queue
 
 from tests.cli.conftest import CannedWorker, Run
 from worker import records
-from worker.queue import Delay
+from worker.queue.job_queue import Delay
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 
 def submit(run: Run, prompt: str, *flags: str) -> str:

@@ -8,10 +8,10 @@ import redis
 from rq import Queue
 
 from tests.cli.conftest import CannedWorker, Run
-from worker.crashes import CrashKind
+from worker.queue.crashes import CrashKind
+from worker.queue.suspects import DeadWorker, Suspects
 from worker.records import JobState
-from worker.store import JobStore
-from worker.suspects import DeadWorker, Suspects
+from worker.sql.store import JobStore
 
 Crash = Any
 

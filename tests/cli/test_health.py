@@ -10,10 +10,10 @@ from rq.suspension import suspend
 from tests.cli.conftest import CannedWorker, Run
 from tests.sql.builders import worker_of
 from worker.client import submit
-from worker.fleet import WorkerCounters
-from worker.policy import QueuePolicy, TenantLimit
-from worker.store import JobStore
-from worker.tables import utc_now
+from worker.queue.policy import QueuePolicy, TenantLimit
+from worker.sql.fleet import WorkerCounters
+from worker.sql.store import JobStore
+from worker.sql.tables import utc_now
 
 
 def checks(run: Run) -> dict[str, tuple[str, str]]:

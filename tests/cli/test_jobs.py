@@ -12,10 +12,10 @@ from rq import Queue
 
 from tests.cli.conftest import CannedWorker, Run
 from tests.sql.builders import outcome_of
-from worker.queue import Delay
-from worker.queue_access import QueueAccess, TokenDelta
+from worker.queue.access import QueueAccess, TokenDelta
+from worker.queue.job_queue import Delay
 from worker.records import AttemptState, Claim, JobState, Retry
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 UNKNOWN_ID = "0" * 32
 

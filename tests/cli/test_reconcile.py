@@ -7,7 +7,7 @@ from rq import Queue
 
 from tests.cli.conftest import CannedWorker, Run
 from worker.records import JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 
 def test_what_redis_lost_is_queued_again(run: Run, store: JobStore, empty_queue: redis.Redis) -> None:

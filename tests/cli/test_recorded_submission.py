@@ -16,10 +16,10 @@ from tests.cli.conftest import PROGRAM, ROOT, CannedWorker, Run, RunProcess
 from tests.cli.test_submit import connection_url, payloads
 from worker.cli.prompts import MAX_LINE_BYTES, check_jobs, new_jobs, opened_jsonl
 from worker.client import CHUNK_JOBS
-from worker.connection import connect
 from worker.errors import PagemillError
+from worker.queue.connection import connect
 from worker.records import JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 
 def test_submitted_jobs_are_queued_in_sql(run: Run, store: JobStore, empty_queue: redis.Redis) -> None:

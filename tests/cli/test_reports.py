@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import CannedWorker, Run
-from worker import schema
+from worker.sql import schema
 
 
 def test_reports_of_finished_jobs(run: Run, canned_worker: CannedWorker) -> None:

@@ -14,7 +14,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from tests.cli.conftest import CannedWorker, Run
-from worker.connection import connect
+from worker.queue.connection import connect
 
 
 def payloads(connection: redis.Redis, queue: str = "default") -> list[dict[str, Any]]:

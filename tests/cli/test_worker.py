@@ -43,7 +43,7 @@ def test_bad_flags_name_the_field_and_the_limit(run: Run) -> None:
 
 def test_log_takes_other_packages_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info")
-    loggers = [logging.getLogger(name) for name in ("worker.service", "engine", "rq.worker")]
+    loggers = [logging.getLogger(name) for name in ("worker.running.service", "engine", "rq.worker")]
     loggers[2].setLevel(logging.DEBUG)
     for logger in loggers:
         logger.debug("a detail of %s", logger.name)
@@ -51,7 +51,7 @@ def test_log_takes_other_packages_warnings_only(capsys: pytest.CaptureFixture[st
         logger.warning("a warning of %s", logger.name)
     printed = capsys.readouterr().err
     assert "a detail" not in printed
-    assert "a line of worker.service" in printed
+    assert "a line of worker.running.service" in printed
     assert "a line of engine" in printed
     assert "a line of rq.worker" not in printed
     assert "a warning of rq.worker" in printed

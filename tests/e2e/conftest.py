@@ -10,8 +10,8 @@ import pytest
 from scripts.fault_table.postgresql import create_database, drop_database
 from tests.e2e.machine import Machine, open_machine
 from tests.services import missing_service
-from worker.connection import connect
 from worker.errors import ServiceUnavailable
+from worker.queue.connection import connect
 
 REDIS_DATABASE = "/14"  # flushed; that of the other tests is another
 

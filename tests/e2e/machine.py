@@ -14,10 +14,10 @@ from typing import Any
 
 import redis
 
-from worker.connection import connect
-from worker.database import open_database
+from worker.queue.connection import connect
 from worker.records import JobState
-from worker.store import JobStore
+from worker.sql.database import open_database
+from worker.sql.store import JobStore
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = "import sys; from worker.cli.main import main; main()"

@@ -10,10 +10,10 @@ from scripts.fault_table.rows import Row, RowFunction, RowResult, Scale, Trial, 
 from scripts.fault_table.tally import Tally, count_jobs
 from scripts.fault_table.world import RowFailed
 from tests.sql.builders import claim_of, outcome_of
-from worker.database import writing
 from worker.records import AttemptState
-from worker.store import JobStore
-from worker.tables import AttemptRow, ResultRow
+from worker.sql.database import writing
+from worker.sql.store import JobStore
+from worker.sql.tables import AttemptRow, ResultRow
 
 IDS = [f"job-{number}" for number in range(4)]
 

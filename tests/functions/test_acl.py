@@ -13,7 +13,7 @@ from tests.functions.tasks import add, ask_for_retry, fail, note_in_meta, wait
 from tests.security.acl import acl_server
 from tests.servers import SERVERS
 from tests.worker.fakes import eventually, make_flow, running
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 TASKS = "tests.functions.tasks"
 

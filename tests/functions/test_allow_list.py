@@ -16,12 +16,12 @@ from rq.serializers import JSONSerializer, PickleSerializer
 
 from tests.functions import tasks
 from tests.worker.fakes import make_flow
-from worker.functions import NO_FUNCTIONS, AllowList, FunctionRefused
-from worker.queue_records import FunctionRecord, RecordError, read_runnable
-from worker.rq_jobs import AllowListedJob, allow_listed
+from worker.functions.allow_list import NO_FUNCTIONS, AllowList, FunctionRefused
+from worker.functions.rq_jobs import AllowListedJob, allow_listed
+from worker.queue.queue_records import FunctionRecord, RecordError, read_runnable
 from worker.rq_worker import PagemillWorker
 from worker.settings_model import Settings
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 TASKS = "tests.functions.tasks"
 ONE = AllowList((f"{TASKS}.add",))

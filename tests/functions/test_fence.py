@@ -6,8 +6,8 @@ import pytest
 import redis
 from redis.client import Pipeline
 
-from worker.fence import FencedRedis
-from worker.guard import Abandoned
+from worker.functions.fence import FencedRedis
+from worker.functions.guard import Abandoned
 
 FENCE = "fence"
 

@@ -8,8 +8,8 @@ import pytest
 from rq.timeouts import JobTimeoutException
 
 from tests.worker.fakes import eventually
-from worker import guard as guard_module
-from worker.guard import Abandoned, Guard, ThreadDeathPenalty
+from worker.functions import guard as guard_module
+from worker.functions.guard import Abandoned, Guard, ThreadDeathPenalty
 
 WAIT_SECONDS = 30.0
 

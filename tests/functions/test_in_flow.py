@@ -16,12 +16,12 @@ from tests.functions import tasks
 from tests.functions.tasks import add, ask_for_retry, catch_time_out, fail, hang, note_in_meta, wait, wait_and_fail
 from tests.worker.fakes import ENDLESS, ScriptedRunner, answer, eventually, make_flow, running
 from worker.client import submit
-from worker.queue import JobQueue
-from worker.queue_access import CancelOutcome, QueueAccess
-from worker.queue_records import FunctionRecord
+from worker.queue.access import CancelOutcome, QueueAccess
+from worker.queue.job_queue import JobQueue
+from worker.queue.queue_records import FunctionRecord
+from worker.queue.suspects import Suspects
 from worker.records import JobState
-from worker.store import JobStore
-from worker.suspects import Suspects
+from worker.sql.store import JobStore
 
 TASKS = "tests.functions.tasks"
 ALL: dict[str, Any] = {"functions": (f"{TASKS}.*",)}

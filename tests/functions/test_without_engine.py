@@ -19,7 +19,7 @@ from rq.job import JobStatus
 from tests.functions.tasks import add, fail, hang, report_pid
 from tests.worker.fakes import eventually
 from worker.client import submit
-from worker.embedded import embedded_url
+from worker.queue.embedded import embedded_url
 from worker.rq_worker import SAME_SIGNAL_SECONDS
 
 TASKS = "tests.functions.tasks"

@@ -12,8 +12,8 @@ import pytest
 import redis
 from rq import Queue
 
-from worker.connection import connect
-from worker.queue import JobQueue
+from worker.queue.connection import connect
+from worker.queue.job_queue import JobQueue
 
 Enqueue = Callable[..., list[str]]
 

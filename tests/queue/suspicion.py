@@ -4,9 +4,9 @@ from typing import Any
 
 import redis
 
-from worker.claim_replies import Claimed
-from worker.queue import JobQueue
-from worker.suspects import Suspects
+from worker.queue.claim_replies import Claimed
+from worker.queue.job_queue import JobQueue
+from worker.queue.suspects import Suspects
 
 
 def suspect_groups(connection: redis.Redis, queue: str = "default") -> list[list[str]]:

@@ -9,7 +9,7 @@ from rq.job import Job, JobStatus
 from rq.registry import CanceledJobRegistry
 from rq.results import Result
 
-from worker.queue import Acknowledgement, JobQueue
+from worker.queue.job_queue import Acknowledgement, JobQueue
 from worker.records import AttemptState, Claim
 
 Enqueue = Callable[..., list[str]]

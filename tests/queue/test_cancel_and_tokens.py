@@ -7,8 +7,8 @@ import redis
 from rq import Queue
 from rq.job import Job, JobStatus
 
-from worker.queue import Acknowledgement, JobQueue
-from worker.queue_access import Cancellation, CancelOutcome, QueueAccess, TokenDelta
+from worker.queue.access import Cancellation, CancelOutcome, QueueAccess, TokenDelta
+from worker.queue.job_queue import Acknowledgement, JobQueue
 from worker.records import AttemptState
 
 Enqueue = Callable[..., list[str]]

@@ -16,9 +16,9 @@ from rq.suspension import resume, suspend
 from rq.utils import utcformat
 
 from tests.queue.suspicion import claim_suspects, suspect_groups
-from worker.connection import connect
 from worker.errors import ServiceUnavailable
-from worker.queue import Acknowledgement, JobQueue
+from worker.queue.connection import connect
+from worker.queue.job_queue import Acknowledgement, JobQueue
 from worker.records import AttemptState, Claim
 
 Enqueue = Callable[..., list[str]]

@@ -10,13 +10,13 @@ from rq import Queue
 from rq.job import Job
 
 from worker.client import CHUNK_JOBS, Client, JobEnd, ends, enqueue, prepare, submit
-from worker.connection import connect
-from worker.database import open_database
 from worker.errors import ConfigurationError, InvalidJob, TryLater
 from worker.jobs import PromptJob
-from worker.queue import Acknowledgement, JobQueue
+from worker.queue.connection import connect
+from worker.queue.job_queue import Acknowledgement, JobQueue
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
+from worker.sql.database import open_database
+from worker.sql.store import JobStore
 
 
 def test_a_submitted_job_is_what_rq_enqueues(queue_connection: redis.Redis) -> None:

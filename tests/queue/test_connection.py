@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from worker.connection import connect
 from worker.errors import ConfigurationError, PagemillError, ServiceUnavailable
-from worker.redis_url import describe_url
+from worker.queue.connection import connect
+from worker.queue.redis_url import describe_url
 
 SECRET = "s3cr3t"
 

@@ -14,8 +14,8 @@ from rq import Queue
 from rq.job import Job
 
 from tests.queue.suspicion import claim_suspects
-from worker.queue import Acknowledgement, JobQueue
-from worker.queue_records import MAX_DATA_BYTES
+from worker.queue.job_queue import Acknowledgement, JobQueue
+from worker.queue.queue_records import MAX_DATA_BYTES
 from worker.records import AttemptState, Claim, DeadRecord
 
 Enqueue = Callable[..., list[str]]

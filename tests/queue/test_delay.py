@@ -13,8 +13,8 @@ from rq.serializers import JSONSerializer
 
 from worker import records
 from worker.backoff import RetryPolicy
-from worker.queue import Acknowledgement, Delay, DelayedClaims, JobQueue
-from worker.queue_access import Cancellation, CancelOutcome
+from worker.queue.access import Cancellation, CancelOutcome
+from worker.queue.job_queue import Acknowledgement, Delay, DelayedClaims, JobQueue
 from worker.records import AttemptState, Claim
 
 Enqueue = Callable[..., list[str]]

@@ -18,11 +18,11 @@ from rq.registry import ScheduledJobRegistry
 from scripts.fault_table.mutations import MUTATIONS, real_record
 from tests.queue.conftest import LossyProxy
 from worker.client import submit
-from worker.connection import connect
 from worker.errors import ServiceUnavailable
-from worker.queue import Acknowledgement, DueJobs, JobQueue
-from worker.queue_access import Cancellation, CancelOutcome
-from worker.queue_scripts import load_script
+from worker.queue.access import Cancellation, CancelOutcome
+from worker.queue.connection import connect
+from worker.queue.job_queue import Acknowledgement, DueJobs, JobQueue
+from worker.queue.scripts import load_script
 from worker.records import AttemptState
 
 Delay = Callable[..., str]

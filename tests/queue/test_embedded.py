@@ -17,17 +17,17 @@ from pathlib import Path
 import pytest
 import redis
 
-from worker import embedded
-from worker.connection import connect
-from worker.embedded import EmbeddedServer, QueuePaths, embedded_url, find_server
-from worker.embedded_supervisor import CLIENTS_LOCK, SERVER_LOCK, SERVER_LOG, Answer, ask, open_lock, try_lock
 from worker.errors import ConfigurationError, ServiceUnavailable
+from worker.queue import embedded
+from worker.queue.connection import connect
+from worker.queue.embedded import EmbeddedServer, QueuePaths, embedded_url, find_server
+from worker.queue.embedded_supervisor import CLIENTS_LOCK, SERVER_LOCK, SERVER_LOG, Answer, ask, open_lock, try_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = """
 import sys
 from pathlib import Path
-from worker.connection import connect
+from worker.queue.connection import connect
 connection = connect(None, Path(sys.argv[1]))
 connection.incr("clients")
 print(connection.info("server")["process_id"], flush=True)

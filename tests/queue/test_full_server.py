@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from worker.client import Client, enqueue, prepare, submit
-from worker.connection import connect
 from worker.errors import ExitCode, TryLater
-from worker.queue import Acknowledgement, Delay, JobQueue
+from worker.queue.connection import connect
+from worker.queue.job_queue import Acknowledgement, Delay, JobQueue
 from worker.records import AttemptState, Retry
 
 QUEUE = "default"
@@ -23,7 +23,7 @@ def full_server(
 ) -> Iterator[redis.Redis]:
     """A server of its own with 200 waiting jobs, one of them dead, and no memory left."""
     if request.param == "redis-server":
-        monkeypatch.setattr("worker.embedded.CARRIER_PACKAGE", "no_such_package")
+        monkeypatch.setattr("worker.queue.embedded.CARRIER_PACKAGE", "no_such_package")
     with closing(connect(None, tmp_path)) as connection:
         ids = submit(connection, [f"{number} " + "word " * 200 for number in range(200)])
         connection.hset(f"rq:job:{ids[7]}", "data", b"?")

@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from worker.client import submit
 from worker.errors import PagemillError
-from worker.policy import EVERYONE, QueuePolicy, TenantLimit, TenantStatus
-from worker.queue import Acknowledgement, JobQueue
-from worker.queue_access import CancelOutcome
+from worker.queue.access import CancelOutcome
+from worker.queue.job_queue import Acknowledgement, JobQueue
+from worker.queue.policy import EVERYONE, QueuePolicy, TenantLimit, TenantStatus
+from worker.queue.suspects import Absolution, Suspects
 from worker.records import AttemptState, Claim
-from worker.suspects import Absolution, Suspects
 
 Enqueue = Callable[..., list[str]]
 

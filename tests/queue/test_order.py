@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worker.client import submit
-from worker.policy import QueuePolicy
-from worker.queue import JobQueue
+from worker.queue.job_queue import JobQueue
+from worker.queue.policy import QueuePolicy
 
 Enqueue = Callable[..., list[str]]
 QUEUES = ("first", "second", "third")

@@ -8,11 +8,11 @@ from rq import Queue
 from tests.queue.conftest import Enqueue
 from worker.client import enqueue as enqueue_jobs
 from worker.client import prepare, submit
-from worker.queue import Acknowledgement, JobQueue
-from worker.queue_places import LIST_PAGE, Place, QueuePlaces
-from worker.queue_scripts import QueueScripts
-from worker.reconcile_chore import MARKER_KEY
+from worker.queue.job_queue import Acknowledgement, JobQueue
+from worker.queue.places import LIST_PAGE, Place, QueuePlaces
+from worker.queue.scripts import QueueScripts
 from worker.records import AttemptState
+from worker.running.reconcile_chore import MARKER_KEY
 
 
 def test_every_kind_of_place(queue_connection: redis.Redis, worker_queue: JobQueue, enqueue: Enqueue) -> None:

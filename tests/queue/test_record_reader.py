@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.jobs import PromptJob, parse_job
-from worker.queue_records import PromptRecord, RecordError, raw_json, read_record
+from worker.queue.queue_records import PromptRecord, RecordError, raw_json, read_record
 
 MAX_MESSAGE_CHARACTERS = 700
 

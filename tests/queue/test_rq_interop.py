@@ -13,10 +13,10 @@ from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.registry import StartedJobRegistry
 
-from worker.connection import connect
-from worker.embedded import embedded_url
 from worker.errors import ConfigurationError
-from worker.queue import Acknowledgement, JobQueue
+from worker.queue.connection import connect
+from worker.queue.embedded import embedded_url
+from worker.queue.job_queue import Acknowledgement, JobQueue
 from worker.records import AttemptState
 
 Enqueue = Callable[..., list[str]]
@@ -110,7 +110,7 @@ def test_a_corrupt_dependent_does_not_undo_an_end(queue_connection: redis.Redis,
 def test_a_server_too_old_for_the_scripts_is_named(
     queue_connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.queue_scripts.load_script", lambda _: "?")  # as old servers see the first line
+    monkeypatch.setattr("worker.queue.scripts.load_script", lambda _: "?")  # as old servers see the first line
     with pytest.raises(ConfigurationError, match=r"Redis 7\.0"):
         JobQueue(queue_connection, "worker-1", 60.0).claim(["default"], 1)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from worker.connection import connect, redis_errors
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
-from worker.queue import JobQueue
+from worker.queue.connection import connect, redis_errors
+from worker.queue.job_queue import JobQueue
 
 SECRET = "s3cr3t"
 

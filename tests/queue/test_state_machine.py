@@ -19,14 +19,14 @@ from hypothesis.stateful import (
 )
 
 from tests.queue.suspicion import claim_suspects, suspect_groups
-from worker.claim_replies import Claimed
 from worker.client import submit
-from worker.crashes import CrashKind
-from worker.policy import QueuePolicy
-from worker.queue import Acknowledgement, Delay, DelayedClaims, JobQueue
-from worker.queue_access import CancelOutcome
+from worker.queue.access import CancelOutcome
+from worker.queue.claim_replies import Claimed
+from worker.queue.crashes import CrashKind
+from worker.queue.job_queue import Acknowledgement, Delay, DelayedClaims, JobQueue
+from worker.queue.policy import QueuePolicy
+from worker.queue.suspects import Absolution, DeadWorker, Released, Suspects
 from worker.records import AttemptState, Claim, Retry
-from worker.suspects import Absolution, DeadWorker, Released, Suspects
 
 QUEUES = ("high", "low")
 WORKERS = ("worker-1", "worker-2")

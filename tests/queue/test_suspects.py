@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from rq.suspension import resume, suspend
 
 from tests.queue.suspicion import claim_suspects, suspect_groups
-from worker.claim_replies import Claimed
 from worker.client import submit
-from worker.crashes import CrashKind
-from worker.queue import Acknowledgement, JobQueue
+from worker.queue.claim_replies import Claimed
+from worker.queue.crashes import CrashKind
+from worker.queue.job_queue import Acknowledgement, JobQueue
+from worker.queue.suspects import Absolution, DeadWorker, Released, Suspects
 from worker.records import AttemptState, Claim
-from worker.suspects import Absolution, DeadWorker, Released, Suspects
 
 QUEUES = ("high", "low")
 MAX_TURNS = 500  # far above what it takes

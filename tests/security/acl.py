@@ -10,7 +10,7 @@ from typing import Any
 import redis
 
 from tests.servers import running_server
-from worker.connection import connect
+from worker.queue.connection import connect
 
 DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs" / "security.md"
 ADMIN = "user admin on >admin-password ~* &* +@all"

@@ -17,15 +17,15 @@ from tests.security.acl import AclServer, acl_server, documented_users
 from tests.servers import SERVERS
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import ends, submit
-from worker.connection import redis_errors
 from worker.errors import ExitCode, ServiceUnavailable
-from worker.policy import QueuePolicy
-from worker.queue import Acknowledgement, JobQueue
-from worker.queue_access import CancelOutcome, QueueAccess
+from worker.queue.access import CancelOutcome, QueueAccess
+from worker.queue.connection import redis_errors
+from worker.queue.job_queue import Acknowledgement, JobQueue
+from worker.queue.policy import QueuePolicy
+from worker.queue.redis_jobs import find_redis_job, find_redis_states, queue_names
 from worker.reconciling import RealRepairs, Reconciler
 from worker.records import AttemptState, JobState
-from worker.redis_jobs import find_redis_job, find_redis_states, queue_names
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = "import sys; from worker.cli.main import main; main()"

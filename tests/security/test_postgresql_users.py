@@ -11,14 +11,14 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from scripts.fault_table.postgresql import create_database, drop_database
 from tests.security.acl import DOCUMENT
 from tests.worker.fakes import eventually, make_flow, running
-from worker import schema
 from worker.client import submit
-from worker.database import open_database
 from worker.errors import ServiceUnavailable
-from worker.recording import opened_recorder
 from worker.records import JobState
-from worker.reporting import ReportFilter, Reports
-from worker.store import JobStore
+from worker.sql import schema
+from worker.sql.database import open_database
+from worker.sql.recording import opened_recorder
+from worker.sql.reporting import ReportFilter, Reports
+from worker.sql.store import JobStore
 
 ROLES = ("pagemill_worker", "pagemill_producer", "pagemill_reporter")
 

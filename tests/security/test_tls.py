@@ -14,9 +14,9 @@ from tests.servers import knows_tls, running_server
 from tests.services import missing_service
 from tests.worker.fakes import answer, make_flow
 from worker.client import Client
-from worker.connection import connect
 from worker.errors import ConfigurationError, ServiceUnavailable
-from worker.store import JobStore
+from worker.queue.connection import connect
+from worker.sql.store import JobStore
 
 SECRET = "s3cr3t"
 

@@ -12,10 +12,10 @@ from sqlalchemy import Engine, make_url, text
 
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import submit
-from worker.connection import connect
-from worker.database import open_database
+from worker.queue.connection import connect
 from worker.records import JobState
-from worker.store import JobStore
+from worker.sql.database import open_database
+from worker.sql.store import JobStore
 
 PASSWORD = "p@ss/w?rd#%:&=+ü"
 ESCAPED = quote(PASSWORD, safe="")
@@ -58,7 +58,7 @@ def test_log_of_a_worker_holds_no_secret(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.rq_draining.OUTAGE_POLL_SECONDS", 0.05)
+    monkeypatch.setattr("worker.functions.rq_draining.OUTAGE_POLL_SECONDS", 0.05)
     caplog.set_level(logging.DEBUG)
     path = admin.connection_pool.connection_kwargs["server"].paths.socket_path
     url = make_url(migrated_postgresql_url).set(password=PASSWORD)

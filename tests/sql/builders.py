@@ -4,10 +4,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from worker.fleet import WorkerRecord
-from worker.job_changes import SubmittedJob
 from worker.jobs import PromptJob
 from worker.records import AttemptState, Claim, DeadRecord, JobStats, Outcome
+from worker.sql.fleet import WorkerRecord
+from worker.sql.job_changes import SubmittedJob
 
 START = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from tests.sql.builders import after, claim_of, outcome_of, stats_of, worker_of
-from worker.attempts import BegunAttempt, BegunAttempts
-from worker.database import reading
-from worker.lookups import IDS_PER_STATEMENT, JobDetail
 from worker.records import AttemptState, JobState, Outcome, Retry
-from worker.store import JobStore
-from worker.tables import AttemptRow, JobRow, JobStatsRow, ResultRow
+from worker.sql.attempts import BegunAttempt, BegunAttempts
+from worker.sql.database import reading
+from worker.sql.lookups import IDS_PER_STATEMENT, JobDetail
+from worker.sql.store import JobStore
+from worker.sql.tables import AttemptRow, JobRow, JobStatsRow, ResultRow
 
 Refused = tuple[Mapping[str, JobState], frozenset[str]]
 

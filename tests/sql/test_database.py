@@ -14,10 +14,10 @@ from sqlalchemy import Connection, Engine, func, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from tests.sql.builders import claim_of, outcome_of
-from worker.database import open_database, reading, writing
 from worker.errors import ConfigurationError, ExitCode, PagemillError, ServiceUnavailable
-from worker.store import JobStore
-from worker.tables import JobRow
+from worker.sql.database import open_database, reading, writing
+from worker.sql.store import JobStore
+from worker.sql.tables import JobRow
 
 SECRET = "s3cr3t/word"
 QUOTED_SECRET = "s3cr3t%2Fword"

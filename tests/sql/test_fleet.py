@@ -8,10 +8,10 @@ from sqlalchemy import Engine, insert, select
 from sqlalchemy.exc import IntegrityError, StatementError
 
 from tests.sql.builders import after, claim_of, worker_of
-from worker.database import reading, writing
-from worker.fleet import WorkerCounters, WorkerDetail
-from worker.store import JobStore
-from worker.tables import BatchRow, JobRow, storable
+from worker.sql.database import reading, writing
+from worker.sql.fleet import WorkerCounters, WorkerDetail
+from worker.sql.store import JobStore
+from worker.sql.tables import BatchRow, JobRow, storable
 
 
 class Clock:

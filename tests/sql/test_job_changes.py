@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.sql.builders import after, claim_of, dead_of, outcome_of, stats_of, submitted_of
-from worker.lookups import JobDetail, StateCount
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
+from worker.sql.lookups import JobDetail, StateCount
+from worker.sql.store import JobStore
 
 NOW = after(500)
 

@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import Connection, Engine, event
 
 from tests.sql.builders import after, claim_of, dead_of, outcome_of, submitted_of
-from worker.database import reading
 from worker.records import AttemptState
-from worker.store import JobStore
+from worker.sql.database import reading
+from worker.sql.store import JobStore
 
 Statement = tuple[str, Any]
 

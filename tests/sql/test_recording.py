@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import text
 
 from tests.sql.builders import START, after, claim_of, dead_of, outcome_of
-from worker.database import open_database, reading, writing
 from worker.errors import ConfigurationError, ServiceUnavailable
 from worker.jobs import dump_job
-from worker.recording import SqlRecorder, opened_recorder
+from worker.queue.submission import QueueRecord
 from worker.records import AttemptState, Claim, JobState
-from worker.store import JobStore
-from worker.submission import QueueRecord
+from worker.sql.database import open_database, reading, writing
+from worker.sql.recording import SqlRecorder, opened_recorder
+from worker.sql.store import JobStore
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from sqlalchemy import Engine
 
 from tests.sql.builders import after, claim_of, dead_of, outcome_of, stats_of, submitted_of
 from worker.records import AttemptState, JobState, Outcome
-from worker.reporting import LATENCIES, MEMORY, PrefixGrouping, ReportFilter, Reports
-from worker.store import JobStore
+from worker.sql.reporting import LATENCIES, MEMORY, PrefixGrouping, ReportFilter, Reports
+from worker.sql.store import JobStore
 
 EVERYTHING = ReportFilter()
 

@@ -9,11 +9,11 @@ from sqlalchemy import Engine, inspect, text
 from sqlalchemy.engine.interfaces import ReflectedIndex
 
 from tests.sql.builders import claim_of, outcome_of
-from worker import schema
-from worker.database import open_database, reading, writing
 from worker.errors import ConfigurationError, ServiceUnavailable
-from worker.store import JobStore
-from worker.tables import Base
+from worker.sql import schema
+from worker.sql.database import open_database, reading, writing
+from worker.sql.store import JobStore
+from worker.sql.tables import Base
 
 HEAD = "0002"
 
@@ -78,7 +78,7 @@ def test_downgrade_leaves_nothing(empty_database_url: str) -> None:
 
 
 def test_upgrades_at_once_do_it_once(empty_database_url: str) -> None:
-    command = [sys.executable, "-c", "import sys; from worker import schema; schema.upgrade(sys.argv[1])"]
+    command = [sys.executable, "-c", "import sys; from worker.sql import schema; schema.upgrade(sys.argv[1])"]
     root = Path(__file__).resolve().parents[2]
     upgrades = [subprocess.Popen([*command, empty_database_url], cwd=root) for _ in range(2)]
     assert [upgrade.wait(timeout=60) for upgrade in upgrades] == [0, 0]

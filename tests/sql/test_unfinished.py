@@ -7,11 +7,11 @@ import pytest
 
 from tests.sql.builders import START, after, claim_of, outcome_of, worker_of
 from worker.jobs import dump_job
-from worker.recording import opened_recorder
+from worker.queue.submission import QueueRecord
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
-from worker.submission import QueueRecord
-from worker.unfinished import UnfinishedJob, UnfinishedJobs
+from worker.sql.recording import opened_recorder
+from worker.sql.store import JobStore
+from worker.sql.unfinished import UnfinishedJob, UnfinishedJobs
 
 LATE = after(3600)
 

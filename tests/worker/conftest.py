@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from scripts.fault_table.proxy import Proxy, proxying
-from worker.connection import connect
-from worker.database import open_database
-from worker.store import JobStore
+from worker.queue.connection import connect
+from worker.sql.database import open_database
+from worker.sql.store import JobStore
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 from engine.request import RequestError
 from engine.scheduler import SchedulerOutput
 from tests.worker.fakes import ScriptedRunner, decode, make_flow
-from worker.connection import connect
-from worker.crash_journal import journaling
-from worker.database import open_database
-from worker.store import JobStore
+from worker.queue.connection import connect
+from worker.running.crash_journal import journaling
+from worker.sql.database import open_database
+from worker.sql.store import JobStore
 
 MARKER = "poison"
 

@@ -16,13 +16,13 @@ from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
 from engine.request import RequestError
 from engine.scheduler import SchedulerOutput
-from worker.crash_journal import Journal, JournaledRunner, NoJournal
-from worker.fleet import WorkerRecord
-from worker.flow import Flow, ServedModel
 from worker.jobs import PromptJob
+from worker.running.crash_journal import Journal, JournaledRunner, NoJournal
+from worker.running.flow import Flow, ServedModel
 from worker.settings_model import Settings
-from worker.store import JobStore
-from worker.tables import utc_now
+from worker.sql.fleet import WorkerRecord
+from worker.sql.store import JobStore
+from worker.sql.tables import utc_now
 
 EOS = 256
 CONFIG = EngineConfig(num_blocks=4096, max_model_len=16_384, block_size=16, max_num_seqs=64, token_budget=512)

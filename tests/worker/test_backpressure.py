@@ -14,13 +14,13 @@ from engine.engine import EngineStatus
 from engine.request import Request, RequestError, RequestFigures, RequestState, SamplingParams
 from engine.scheduler import SchedulerOutput
 from tests.worker.fakes import CONFIG, ENDLESS, ScriptedRunner, eventually, make_flow, running
-from worker.appetite import Appetite, prefix_hit_share
 from worker.client import submit
-from worker.engine_loop import EngineLoop
-from worker.held import HeldJob, HeldJobs
 from worker.jobs import PromptJob
 from worker.records import Claim, JobState
-from worker.store import JobStore
+from worker.running.appetite import Appetite, prefix_hit_share
+from worker.running.engine_loop import EngineLoop
+from worker.running.held import HeldJob, HeldJobs
+from worker.sql.store import JobStore
 
 SHAPE = replace(CONFIG, num_blocks=100, max_num_seqs=16)  # a lookahead of 2 requests
 STATUS = EngineStatus(0, 0, 0, 0, SHAPE.num_blocks, 0, 0, 0, 0)

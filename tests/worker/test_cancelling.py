@@ -11,9 +11,9 @@ from engine.config import EngineConfig
 from tests.worker.fakes import ENDLESS, ScriptedRunner, encode, eventually, make_flow, running, sql_outage
 from worker.client import submit
 from worker.jobs import PromptJob
-from worker.queue_access import CANCELLING_KEY, CancelOutcome, QueueAccess
+from worker.queue.access import CANCELLING_KEY, CancelOutcome, QueueAccess
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 
 def assert_cancelled(connection: redis.Redis, store: JobStore, job_id: str) -> None:

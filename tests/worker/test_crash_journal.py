@@ -9,15 +9,24 @@ import pytest
 
 from engine.scheduler import SchedulerOutput
 from tests.worker.test_parts import ROOT
-from worker.crash_journal import FEW, FOLDER, CrashJournal, JournaledRunner, NoJournal, Place, journaling, note_end
-from worker.crashes import CrashKind
-from worker.suspects import DeadWorker
+from worker.queue.crashes import CrashKind
+from worker.queue.suspects import DeadWorker
+from worker.running.crash_journal import (
+    FEW,
+    FOLDER,
+    CrashJournal,
+    JournaledRunner,
+    NoJournal,
+    Place,
+    journaling,
+    note_end,
+)
 
 QUEUE = "redis://localhost/0"
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from worker.crash_journal import CrashJournal
+from worker.running.crash_journal import CrashJournal
 journal = CrashJournal.open(Path(sys.argv[1]), "dying", sys.argv[2])
 journal.note_step({"x1": 0, "x2": 7})
 with journal.aside("x3"):
@@ -28,7 +37,7 @@ with journal.aside("x3"):
 DYING_ON_A_FULL_DISK = """
 import os, resource, signal, sys
 from pathlib import Path
-from worker.crash_journal import FEW, CrashJournal
+from worker.running.crash_journal import FEW, CrashJournal
 journal = CrashJournal.open(Path(sys.argv[1]), "dying", sys.argv[2])
 journal.note_step({"x1": 0, "x2": 7})
 limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -143,7 +152,7 @@ def test_reboot_is_told_from_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyP
     die(tmp_path)
     boot_id = tmp_path / "boot_id"
     boot_id.write_text("another")
-    monkeypatch.setattr("worker.crash_journal.BOOT_ID_FILE", boot_id)
+    monkeypatch.setattr("worker.running.crash_journal.BOOT_ID_FILE", boot_id)
     assert [dead.kind for dead in dead_workers(tmp_path)] == [CrashKind.REBOOT]
 
 

@@ -13,10 +13,10 @@ from engine.config import EngineConfig
 from tests.sql.builders import after, claim_of
 from tests.worker.fakes import ENDLESS, ScriptedRunner, decode, eventually, make_flow, running
 from worker.client import ends, submit
-from worker.held import HeldJob
-from worker.lookups import JobDetail
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
+from worker.running.held import HeldJob
+from worker.sql.lookups import JobDetail
+from worker.sql.store import JobStore
 
 PAST = "2001-02-03T04:05:06+00:00"
 

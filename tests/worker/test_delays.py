@@ -7,7 +7,7 @@ from rq import Queue
 
 from tests.worker.fakes import make_flow
 from worker.records import JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 
 def test_burst_waits_for_what_is_due_soon_and_for_nothing_else(connection: redis.Redis, sqlite_store: JobStore) -> None:

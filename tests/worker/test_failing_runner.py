@@ -13,8 +13,8 @@ from engine.quarantine import EngineBroken
 from engine.request import FinishReason, Request, SamplingParams
 from tests.engine.tiny_models import CONTEXT, SIZES, load, random_model
 from tests.torch_threads import one_thread  # noqa: F401
-from worker.failing_runner import FailingRunner
-from worker.failpoints import parse_faults
+from worker.running.failing_runner import FailingRunner
+from worker.running.failpoints import parse_faults
 
 PROMPTS = ("the good one", "the bad one", "another good one")
 

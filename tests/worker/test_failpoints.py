@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.worker.fakes import ScriptedRunner, make_flow
 from worker.client import submit
 from worker.errors import ConfigurationError, ServiceUnavailable, TryLater
-from worker.failpoints import EXIT_CODE, Action, FailpointReached, Failpoints, Fault, Point, parse_faults
 from worker.records import AttemptState, JobState
+from worker.running.failpoints import EXIT_CODE, Action, FailpointReached, Failpoints, Fault, Point, parse_faults
 from worker.settings import resolve_settings
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 MODEL_ONLY = {Action.OOM, Action.NAN}
 
@@ -107,7 +107,7 @@ def test_failpoints_that_nobody_set_do_nothing() -> None:
 @pytest.mark.parametrize(("action", "code"), [("kill", -9), ("exit", EXIT_CODE)])
 def test_process_ends_there(action: str, code: int) -> None:
     program = (
-        "from worker.failpoints import Failpoints, Point, parse_faults\n"
+        "from worker.running.failpoints import Failpoints, Point, parse_faults\n"
         f"Failpoints(parse_faults('after_commit={action}')).reach(Point.AFTER_COMMIT)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == code

@@ -26,12 +26,12 @@ from tests.worker.fakes import (
     sql_outage,
 )
 from worker.client import ends, submit
-from worker.connection import connect
 from worker.errors import ExitCode, ServiceUnavailable, TryLater
-from worker.flow import Flow
-from worker.queue import JobQueue
+from worker.queue.connection import connect
+from worker.queue.job_queue import JobQueue
 from worker.records import AttemptState, JobState, Outcome
-from worker.store import JobStore
+from worker.running.flow import Flow
+from worker.sql.store import JobStore
 
 T = TypeVar("T")
 

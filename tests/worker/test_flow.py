@@ -25,7 +25,7 @@ from tests.worker.fakes import (
 from worker.client import ends, submit
 from worker.jobs import PromptJob
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 
 def test_two_hundred_jobs_over_two_queues(queue_connection: redis.Redis, store: JobStore) -> None:

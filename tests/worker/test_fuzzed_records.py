@@ -14,9 +14,9 @@ import redis
 from scripts.fault_table.mutations import MUTATIONS, has_ended_by_its_own_word, real_record, sql_id
 from tests.worker.fakes import ScriptedRunner, eventually, make_flow, running
 from worker.client import submit
-from worker.policy import QueuePolicy, TenantLimit
+from worker.queue.policy import QueuePolicy, TenantLimit
 from worker.records import TERMINAL_STATES, JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 NUM_SPOILT = 1_000
 NUM_GOOD = 50

@@ -13,16 +13,16 @@ import redis
 
 from scripts.fault_table.proxy import Proxy
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running, sql_outage
-from worker import health
 from worker.client import submit
-from worker.drain import ClaimsState
 from worker.errors import ConfigurationError
-from worker.flow import Flow
-from worker.health import free_bytes
-from worker.health_server import MAX_CONNECTIONS, serving_health
-from worker.pulse import Pulse
+from worker.running import health
+from worker.running.drain import ClaimsState
+from worker.running.flow import Flow
+from worker.running.health import free_bytes
+from worker.running.health_server import MAX_CONNECTIONS, serving_health
+from worker.running.pulse import Pulse
 from worker.settings_model import Address, parse_address
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 ANY_PORT: dict[str, Any] = {"health_address": "127.0.0.1:0", "beat_seconds": 0.05}
 

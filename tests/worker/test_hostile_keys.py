@@ -8,11 +8,11 @@ import redis
 
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import ends, submit
-from worker.policy import QueuePolicy
-from worker.queue import JobQueue
-from worker.queue_access import QueueAccess
+from worker.queue.access import QueueAccess
+from worker.queue.job_queue import JobQueue
+from worker.queue.policy import QueuePolicy
 from worker.records import JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 JUNK = (b"", b"x", b"\xff\xfe", b":", b"a:b:c", b"x" * 100_000, b"\0")
 

@@ -9,9 +9,9 @@ from rq.suspension import suspend
 
 from tests.worker.fakes import ENDLESS, ScriptedRunner, answer, eventually, make_flow, running
 from worker.client import submit
-from worker.queue import JobQueue
+from worker.queue.job_queue import JobQueue
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 LEASES = "pagemill:leases:default"
 LONG = {"max_tokens": 2000}

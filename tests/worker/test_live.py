@@ -11,10 +11,10 @@ from rq.job import Job
 from engine.request import FinishReason, Request, RequestFigures, SamplingParams
 from tests.worker.fakes import EOS, ScriptedRunner, ScriptError, decode, eventually, make_flow, running
 from worker.client import submit
-from worker.live import settled_text
-from worker.outcomes import output_text
-from worker.queue_access import QueueAccess
-from worker.store import JobStore
+from worker.queue.access import QueueAccess
+from worker.running.live import settled_text
+from worker.running.outcomes import output_text
+from worker.sql.store import JobStore
 
 
 def request_with(output: Sequence[int], stops: tuple[str, ...] = ()) -> Request:

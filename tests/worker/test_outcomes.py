@@ -9,9 +9,9 @@ from tests.sql.builders import after, claim_of
 from tests.worker.fakes import decode
 from worker.backoff import Backoff, RetryPolicy
 from worker.error_classes import ERROR_CLASSES, ErrorClass
-from worker.held import HeldJob
-from worker.outcomes import OutcomeBuilder
 from worker.records import AttemptState, Retry
+from worker.running.held import HeldJob
+from worker.running.outcomes import OutcomeBuilder
 
 NOW = 1020.0  # on the monotonic clock; 20 s after the claim
 BUILDER = OutcomeBuilder(decode, 1024, lambda: 0, lambda: NOW, Backoff(8.0, 100.0, lambda: 0.5))

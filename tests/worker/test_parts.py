@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.worker.fakes import ScriptError, eventually
-from worker.beats import Beat
-from worker.engine_loop import sampling_params
 from worker.errors import ServiceUnavailable
-from worker.held import HeldJob, HeldJobs
-from worker.isolation import isolating
 from worker.jobs import PromptJob
 from worker.records import Claim
-from worker.threads import Failure, Flag, ServiceThread
+from worker.running.beats import Beat
+from worker.running.engine_loop import sampling_params
+from worker.running.held import HeldJob, HeldJobs
+from worker.running.isolation import isolating
+from worker.running.threads import Failure, Flag, ServiceThread
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -157,6 +157,6 @@ def test_every_attempt_at_a_job_has_the_same_seed() -> None:
 
 def test_flow_needs_no_torch() -> None:
     """All of a worker but its model runs, and is tested, without torch."""
-    code = "import sys, worker.flow; print({'torch', 'transformers'} & {*sys.modules})"
+    code = "import sys, worker.running.flow; print({'torch', 'transformers'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -21,17 +21,17 @@ from tests.worker.fakes import ENDLESS, ScriptedRunner, answer, decode, eventual
 from tests.worker.test_leases import LEASES, attempts_of, expire_leases, leases
 from tests.worker.test_parts import ROOT
 from worker.client import submit
-from worker.embedded import embedded_url
 from worker.errors import ExitCode
-from worker.queue import JobQueue
+from worker.queue.embedded import embedded_url
+from worker.queue.job_queue import JobQueue
+from worker.queue.suspects import Suspects
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
-from worker.suspects import Suspects
+from worker.sql.store import JobStore
 
 SUPERVISED = """
 import sys
 from pathlib import Path
-from worker.supervisor import Supervisor
+from worker.running.supervisor import Supervisor
 sys.exit(Supervisor([sys.executable, "-m", "tests.worker.crashing_worker", *sys.argv[1:]], Path(sys.argv[3])).run())
 """
 SUSPECTS = "pagemill:suspects:default"

@@ -13,17 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from sqlalchemy import update
 
 from worker.client import enqueue, prepare
-from worker.crashes import CrashKind
-from worker.database import open_database, writing
-from worker.fleet import WorkerRecord
-from worker.outcomes import acknowledgement
-from worker.queue import JobQueue
+from worker.queue.crashes import CrashKind
+from worker.queue.job_queue import JobQueue
+from worker.queue.suspects import DeadWorker, Suspects
 from worker.reconciling import RealRepairs, Reconciler
-from worker.recording import opened_recorder
 from worker.records import AttemptState, Claim, JobState, Outcome
-from worker.store import JobStore
-from worker.suspects import DeadWorker, Suspects
-from worker.tables import WorkerRow
+from worker.running.outcomes import acknowledgement
+from worker.sql.database import open_database, writing
+from worker.sql.fleet import WorkerRecord
+from worker.sql.recording import opened_recorder
+from worker.sql.store import JobStore
+from worker.sql.tables import WorkerRow
 
 
 @dataclass

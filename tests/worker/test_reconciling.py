@@ -15,19 +15,19 @@ from sqlalchemy import update
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import NewJob, enqueue, prepare
 from worker.client import submit as submit_unrecorded
-from worker.crashes import CrashKind
-from worker.database import open_database, writing
-from worker.fleet import WorkerRecord
-from worker.outcomes import acknowledgement
-from worker.queue import JobQueue
-from worker.queue_access import QueueAccess
-from worker.reconcile_chore import MARKER_KEY, ReconcileChore
+from worker.queue.access import QueueAccess
+from worker.queue.crashes import CrashKind
+from worker.queue.job_queue import JobQueue
+from worker.queue.suspects import DeadWorker, Suspects
 from worker.reconciling import PAGE_JOBS, DryRun, Finding, RealRepairs, Reconciler, Repairs
-from worker.recording import opened_recorder
 from worker.records import AttemptState, Claim, JobState, Outcome
-from worker.store import JobStore
-from worker.suspects import DeadWorker, Suspects
-from worker.tables import JobRow, WorkerRow
+from worker.running.outcomes import acknowledgement
+from worker.running.reconcile_chore import MARKER_KEY, ReconcileChore
+from worker.sql.database import open_database, writing
+from worker.sql.fleet import WorkerRecord
+from worker.sql.recording import opened_recorder
+from worker.sql.store import JobStore
+from worker.sql.tables import JobRow, WorkerRow
 
 QUEUE = "rq:queue:default"
 

@@ -9,7 +9,7 @@ from scripts.fault_table.proxy import Proxy
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import submit
 from worker.records import JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 REFUSALS = (
     b"-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
@@ -48,9 +48,9 @@ def test_no_error_reply_ends_a_worker(
     sqlite_store: JobStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.rq_draining.OUTAGE_POLL_SECONDS", 0.05)
-    monkeypatch.setattr("worker.beats.RETRY_SECONDS", 0.05)
-    monkeypatch.setattr("worker.live.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("worker.functions.rq_draining.OUTAGE_POLL_SECONDS", 0.05)
+    monkeypatch.setattr("worker.running.beats.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("worker.running.live.POLL_SECONDS", 0.05)
     runner = ScriptedRunner(step_seconds=0.001)
     (endless,) = submit(connection, [{"prompt": ENDLESS, "max_tokens": 16_000}])
     flow = make_flow(proxied, sqlite_store, runner, beat_seconds=0.05, sweep_seconds=0.05)

@@ -14,10 +14,10 @@ from scripts.fault_table.proxy import Proxy, lose_reply_to
 from tests.worker.fakes import answer, decode, eventually, make_flow, running
 from worker.client import submit
 from worker.errors import TryLater
-from worker.lookups import JobDetail
-from worker.queue_access import CancelOutcome, QueueAccess
+from worker.queue.access import CancelOutcome, QueueAccess
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
+from worker.sql.lookups import JobDetail
+from worker.sql.store import JobStore
 
 FOREVER: dict[str, Any] = {"retry_base_seconds": 3600.0, "retry_cap_seconds": 3600.0}
 

@@ -25,9 +25,9 @@ from tests.worker.fakes import (
 )
 from worker.client import submit
 from worker.errors import ServiceUnavailable, TryLater
-from worker.queue import JobQueue
+from worker.queue.job_queue import JobQueue
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 NUM_JOBS = 120
 NUM_FAULTS = 9

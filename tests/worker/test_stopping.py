@@ -12,7 +12,7 @@ from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, r
 from worker.client import submit
 from worker.errors import TryLater
 from worker.records import AttemptState, JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 NEVER = {"max_tokens": 16_000}  # more than any test waits for
 

@@ -9,15 +9,15 @@ import pytest
 
 from tests.worker.fakes import eventually
 from tests.worker.test_parts import ROOT
-from worker.crash_journal import FOLDER, journaling
 from worker.errors import ExitCode
-from worker.supervisor import HEALTHY_SECONDS, Pauses
-from worker.suspects import DeadWorker
+from worker.queue.suspects import DeadWorker
+from worker.running.crash_journal import FOLDER, journaling
+from worker.running.supervisor import HEALTHY_SECONDS, Pauses
 
 SUPERVISING = """
 import sys
 from pathlib import Path
-from worker.supervisor import Supervisor
+from worker.running.supervisor import Supervisor
 sys.exit(Supervisor([sys.executable, "-c", sys.argv[2], sys.argv[1]], Path(sys.argv[1])).run())
 """
 # Each start adds a line to the file `starts`; the rest is what this one does.
@@ -77,7 +77,7 @@ def test_worker_that_died_starts_again(tmp_path: Path, end: str) -> None:
 
 def test_signal_is_noted_in_the_journal(tmp_path: Path) -> None:
     program = """
-from worker.crash_journal import CrashJournal
+from worker.running.crash_journal import CrashJournal
 if starts < 2:
     CrashJournal.open(folder, "dying", "queue").note_step({"x1": 0})
     os.kill(os.getpid(), signal.SIGBUS)

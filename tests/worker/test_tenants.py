@@ -13,9 +13,9 @@ from engine.scheduler import SchedulerOutput
 from scripts.fault_table.proxy import Proxy, lose_reply_to
 from tests.worker.fakes import ScriptedRunner, make_flow, running
 from worker.client import submit
-from worker.policy import QueuePolicy, TenantLimit
+from worker.queue.policy import QueuePolicy, TenantLimit
 from worker.records import JobState
-from worker.store import JobStore
+from worker.sql.store import JobStore
 
 
 @dataclass

@@ -13,7 +13,7 @@ from worker.cli.queues import opened_queue
 from worker.cli.stores import opened_store
 from worker.cli.tables import print_table
 from worker.errors import ExitCode, PagemillError
-from worker.queue_access import Cancellation, CancelOutcome
+from worker.queue.access import Cancellation, CancelOutcome
 from worker.settings import load_settings
 from worker.settings_model import Settings
 

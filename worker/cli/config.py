@@ -8,11 +8,11 @@ from pydantic import SecretStr
 from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json
 from worker.cli.tables import print_table
-from worker.database import parse_database_url, place_of
 from worker.errors import ConfigurationError
-from worker.redis_url import MALFORMED, describe_url
+from worker.queue.redis_url import MALFORMED, describe_url
 from worker.settings import DEFAULT, resolve_settings
 from worker.settings_model import HIDDEN, Settings
+from worker.sql.database import parse_database_url, place_of
 
 
 @click.group()

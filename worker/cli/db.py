@@ -4,10 +4,10 @@ from typing import Any
 
 import click
 
-from worker import schema
 from worker.cli.options import json_option, store_options
 from worker.cli.output import message, print_json, print_text
 from worker.settings import load_settings
+from worker.sql import schema
 
 
 @click.group()

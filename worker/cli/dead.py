@@ -14,14 +14,14 @@ from worker.cli.queues import opened_queue
 from worker.cli.retry import WORDS
 from worker.cli.stores import opened_store
 from worker.cli.tables import print_fields, print_table
-from worker.dead_letters import DeadFilter, DeadJob
 from worker.errors import ExitCode, PagemillError
-from worker.lookups import JobDetail
+from worker.queue.redis_jobs import forget_dead_jobs
 from worker.records import JobState
-from worker.redis_jobs import forget_dead_jobs
 from worker.retry import RetryOutcome, retry_jobs
 from worker.settings import load_settings
-from worker.store import JobStore
+from worker.sql.dead_letters import DeadFilter, DeadJob
+from worker.sql.lookups import JobDetail
+from worker.sql.store import JobStore
 
 P = ParamSpec("P")
 R = TypeVar("R")

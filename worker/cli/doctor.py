@@ -13,21 +13,21 @@ from typing import Any
 import click
 from rq.suspension import is_suspended
 
-from worker import schema
 from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json
 from worker.cli.queues import opened_queue, queue_name
 from worker.cli.stores import opened_store
 from worker.cli.tables import print_table
 from worker.cli.workers import WORKER_HOURS, WorkerState, worker_state
-from worker.database import parse_database_url, place_of
 from worker.errors import ConfigurationError, ExitCode, PagemillError
-from worker.fleet import WorkerDetail
 from worker.model_shape import locate_model
-from worker.policy import QueuePolicy
-from worker.redis_jobs import queue_names
+from worker.queue.policy import QueuePolicy
+from worker.queue.redis_jobs import queue_names
 from worker.settings import resolve_settings
 from worker.settings_model import Settings
+from worker.sql import schema
+from worker.sql.database import parse_database_url, place_of
+from worker.sql.fleet import WorkerDetail
 
 OLDEST_REDIS = 7  # the first major version whose scripts may run while it is full
 ENGINE_PACKAGES = ("torch", "triton", "transformers", "safetensors", "gguf")

@@ -9,7 +9,7 @@ from worker.cli.options import QueueName, json_option, queue_options
 from worker.cli.output import print_json
 from worker.cli.queues import opened_queue
 from worker.cli.tables import print_table
-from worker.policy import QueuePolicy
+from worker.queue.policy import QueuePolicy
 from worker.settings import load_settings
 
 

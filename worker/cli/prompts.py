@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from worker.errors import InvalidJob, PagemillError
 from worker.jobs import MAX_PAYLOAD_BYTES
-from worker.submission import NewJob, prepare_one, valid_payload
+from worker.queue.submission import NewJob, prepare_one, valid_payload
 
 STDIN = "-"
 MAX_LINE_BYTES = 6 * MAX_PAYLOAD_BYTES + 65_536  # JSON may escape a character of one byte with six

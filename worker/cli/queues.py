@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import redis
 
-from worker.connection import connect, redis_errors
 from worker.errors import ServiceUnavailable
-from worker.redis_url import describe_url
-from worker.server_errors import reply_code
+from worker.queue.connection import connect, redis_errors
+from worker.queue.redis_url import describe_url
+from worker.queue.server_errors import reply_code
 from worker.settings_model import Settings
 
 

@@ -10,8 +10,8 @@ from worker.cli.options import Since, json_option, store_options
 from worker.cli.output import print_json
 from worker.cli.stores import opened_reports
 from worker.cli.tables import format_bytes, print_fields, print_table
-from worker.reporting import LatencyRow, MemoryRow, PrefixGrouping, PrefixRow, ReportFilter, SummaryReport
 from worker.settings import load_settings
+from worker.sql.reporting import LatencyRow, MemoryRow, PrefixGrouping, PrefixRow, ReportFilter, SummaryReport
 
 GROUPINGS = {"tenant-model": PrefixGrouping.TENANT_MODEL, "queue": PrefixGrouping.QUEUE}
 

@@ -10,11 +10,11 @@ from worker.cli.output import print_json, print_text
 from worker.cli.queues import opened_queue, queue_name
 from worker.cli.stores import opened_store
 from worker.cli.tables import print_fields, print_table
-from worker.database import parse_database_url, place_of
 from worker.errors import PagemillError
-from worker.lookups import JobDetail
-from worker.redis_jobs import RedisJob, find_redis_job
+from worker.queue.redis_jobs import RedisJob, find_redis_job
 from worker.settings import load_settings
+from worker.sql.database import parse_database_url, place_of
+from worker.sql.lookups import JobDetail
 
 
 @click.command()

@@ -17,15 +17,15 @@ from worker.cli.stores import opened_store
 from worker.cli.tables import draw_table, print_table
 from worker.cli.workers import WORKER_HOURS, worker_state
 from worker.errors import PagemillError
-from worker.fleet import WorkerDetail
-from worker.lookups import BatchProgress
-from worker.policy import QueuePolicy
-from worker.queue_access import QueueAccess
+from worker.queue.access import QueueAccess
+from worker.queue.policy import QueuePolicy
+from worker.queue.redis_jobs import find_redis_states, queue_names
 from worker.records import JobState
-from worker.redis_jobs import find_redis_states, queue_names
 from worker.settings import load_settings
 from worker.settings_model import Settings
-from worker.store import JobStore
+from worker.sql.fleet import WorkerDetail
+from worker.sql.lookups import BatchProgress
+from worker.sql.store import JobStore
 
 QUEUE_COLUMNS = ("queue", "paused", "waiting", "parked", "running", "delayed", "done", "failed", "cancelled", "dead")
 WORKER_COLUMNS = (

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from worker.database import open_database
-from worker.reporting import Reports
 from worker.settings_model import Settings
-from worker.store import JobStore
+from worker.sql.database import open_database
+from worker.sql.reporting import Reports
+from worker.sql.store import JobStore
 
 
 @contextmanager

@@ -24,10 +24,10 @@ from worker.cli.prompts import (
 from worker.cli.queues import opened_queue
 from worker.cli.waiting import print_ends
 from worker.errors import ExitCode, InvalidJob, PagemillError, ServiceUnavailable
-from worker.policy import QueuePolicy
-from worker.recording import recorder_of
+from worker.queue.policy import QueuePolicy
+from worker.queue.submission import CHUNK_JOBS, NewJob, enqueue
 from worker.settings import load_settings
-from worker.submission import CHUNK_JOBS, NewJob, enqueue
+from worker.sql.recording import recorder_of
 
 
 @click.command()

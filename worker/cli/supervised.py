@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from worker.embedded import EmbeddedServer
+from worker.queue.embedded import EmbeddedServer
+from worker.running.supervisor import Supervisor
 from worker.settings_model import Settings
-from worker.supervisor import Supervisor
 
 # -P: nothing is imported from the working directory, as with the installed command.
 PROGRAM = (sys.executable, "-P", "-c", "from worker.cli.main import main; main()")

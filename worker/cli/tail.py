@@ -11,12 +11,12 @@ from worker.cli.output import for_display, message, print_text
 from worker.cli.queues import opened_queue, queue_name
 from worker.cli.stores import opened_store
 from worker.errors import ExitCode, PagemillError
-from worker.lookups import JobDetail
-from worker.queue_access import QueueAccess
+from worker.queue.access import QueueAccess
+from worker.queue.redis_jobs import find_redis_job
 from worker.records import TERMINAL_STATES, JobState
-from worker.redis_jobs import find_redis_job
 from worker.settings import load_settings
 from worker.settings_model import Settings
+from worker.sql.lookups import JobDetail
 
 WATCH_SECONDS = 30.0  # how long one request for tokens lasts; renewed while we read
 BLOCK_MS = 1_000  # how long one read waits, and so how soon we see a job end that publishes nothing

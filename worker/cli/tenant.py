@@ -8,7 +8,7 @@ from worker.cli.options import json_option, queue_options
 from worker.cli.output import message, print_json
 from worker.cli.queues import opened_queue
 from worker.cli.tables import print_table
-from worker.policy import EVERYONE, QueuePolicy, TenantLimit, TenantStatus
+from worker.queue.policy import EVERYONE, QueuePolicy, TenantLimit, TenantStatus
 from worker.settings import load_settings
 
 COLUMNS = ("tenant", "max running", "per minute", "running", "started", "parked")

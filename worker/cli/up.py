@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from worker import schema
 from worker.cli.logs import configure_logging
 from worker.cli.panel import live_panel
 from worker.cli.supervised import flag_arguments, restart_option, run_supervised
 from worker.cli.worker import check_worker, settings_options, start_worker
 from worker.settings import load_settings
+from worker.sql import schema
 
 
 @click.command()

@@ -19,7 +19,7 @@ from worker.settings_model import HIDDEN, Settings
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SERVICE = "worker.service"  # imported when a worker runs: it brings the engine, which takes seconds
+SERVICE = "worker.running.service"  # imported when a worker runs: it brings the engine, which takes seconds
 VALUE_NAMES = {
     "redis_url": "URL",
     "database_url": "URL",

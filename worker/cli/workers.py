@@ -3,8 +3,8 @@
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from worker.fleet import WorkerDetail
 from worker.settings_model import Settings
+from worker.sql.fleet import WorkerDetail
 
 SILENT_BEATS = 3  # heartbeats that a running worker may miss before it is shown as silent
 WORKER_HOURS = 24  # how long a worker that stopped or fell silent is shown

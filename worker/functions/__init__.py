@@ -1,0 +1,1 @@
+"""Plain functions beside prompts: RQ's own jobs, allow-listed, in threads."""

@@ -1,0 +1,180 @@
+"""The engine's thread: takes requests from the intake, steps, hands finished jobs on. It waits for nothing else."""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.engine import Engine
+from engine.request import Request, RequestError, SamplingParams
+from worker.jobs import PromptJob, seed_of
+from worker.records import Outcome
+from worker.running.failpoints import Failpoints, Point
+from worker.running.held import HeldJob
+from worker.running.outcomes import OutcomeBuilder
+from worker.running.pulse import Pulse
+
+COMMON_TENANT = ""  # no job can have it: a tenant's name has at least one character
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Serve this tokenized job."""
+
+    job: HeldJob
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End the job of this execution, if the engine has it. Whoever sends it has set the job's flag that says why."""
+
+    execution_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Leave the loop after this, whatever runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Go round once, so that an idle loop shows that it answers."""
+
+
+Command = Add | Abort | Ping | Stop
+
+
+class EngineStepFailed(Exception):
+    """The engine cannot go on in this process."""
+
+
+class EngineLoop:
+    """Owns the engine. `emit` gets each job that finished or that the engine refuses; it must not block.
+
+    A request's id is its job's execution id: a job that is claimed again while the engine still has it is another
+    request.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        outcomes: OutcomeBuilder,
+        emit: Callable[[HeldJob | Outcome], None],
+        failpoints: Failpoints,
+    ) -> None:
+        self.engine = engine
+        self.pulse = Pulse()
+        self._failpoints = failpoints
+        self._outcomes = outcomes
+        self._emit = emit
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._jobs: dict[str, HeldJob] = {}  # by execution id
+        self._deadlines: dict[str, float] = {}  # of those that have one; seconds on the monotonic clock
+
+    def send(self, command: Command) -> None:
+        """Hand the loop a command; returns at once. From any thread."""
+        self._commands.put(command)
+
+    def run(self) -> None:
+        """Step while there is work and wait for commands while there is none, until Stop.
+
+        Raises EngineStepFailed when the engine cannot go on; what was running is then still held.
+        """
+        while True:
+            idle = not self.engine.has_work
+            for command in self._drain(wait=idle):
+                if isinstance(command, Stop):
+                    return
+                self._execute(command)
+            self.pulse.note()
+            self._expire()
+            self._step()
+
+    def _drain(self, *, wait: bool) -> list[Command]:
+        commands = [self._commands.get()] if wait else []
+        while True:
+            try:
+                commands.append(self._commands.get_nowait())
+            except queue.Empty:
+                return commands
+
+    def _expire(self) -> None:
+        """End the jobs whose deadline has passed."""
+        if not self._deadlines:
+            return
+        now = time.monotonic()
+        for execution_id in [name for name, deadline in self._deadlines.items() if now >= deadline]:
+            self._jobs[execution_id].expired = True
+            self._abort(execution_id)
+
+    def _abort(self, execution_id: str) -> None:
+        request = self.engine.abort(execution_id)
+        if request is not None:
+            self._finish(request)
+
+    def _execute(self, command: Add | Abort | Ping) -> None:
+        if isinstance(command, Ping):
+            return
+        if isinstance(command, Abort):
+            self._abort(command.execution_id)
+            return
+        command.job.check_deadline(time.monotonic())
+        if command.job.must_end:
+            self._emit(self._outcomes.ended_early(command.job))
+        else:
+            self._add(command.job)
+
+    def _add(self, job: HeldJob) -> None:
+        claim = job.claim
+        try:
+            params = sampling_params(claim.job, claim.job_id)
+            job.request = self.engine.add(claim.execution_id, job.prompt, params, tenant=cache_tenant(claim.job))
+        except RequestError as error:
+            self._emit(self._outcomes.rejected(job, error))
+        except Exception as error:  # whatever it is, it is this job's: the engine has not stepped with it
+            logger.exception("job %s could not be added", claim.job_id)
+            self._emit(self._outcomes.broken(job, error))
+        else:
+            self._jobs[claim.execution_id] = job
+            if job.deadline is not None:
+                self._deadlines[claim.execution_id] = job.deadline
+
+    def _step(self) -> None:
+        if not self.engine.has_work:
+            return
+        try:
+            self._failpoints.reach(Point.BEFORE_STEP)
+            finished = self.engine.step()
+            self._failpoints.reach(Point.AFTER_STEP)
+        except Exception as error:
+            raise EngineStepFailed(str(error)) from error
+        for request in finished:
+            self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        self._deadlines.pop(request.request_id, None)
+        self._emit(self._jobs.pop(request.request_id))
+
+
+def cache_tenant(job: PromptJob) -> str:
+    """Return whose prefix cache a job reads and fills: its tenant's, or the common one where it asks for that."""
+    return COMMON_TENANT if job.share_prefix else job.tenant
+
+
+def sampling_params(job: PromptJob, job_id: str) -> SamplingParams:
+    """Return the engine's parameters of a job; without a seed, one that every attempt at the job shares."""
+    return SamplingParams(
+        max_tokens=job.max_tokens,
+        min_tokens=job.min_tokens,
+        temperature=job.temperature,
+        top_k=job.top_k,
+        top_p=job.top_p,
+        min_p=job.min_p,
+        seed=seed_of(job, job_id),
+        stop=job.stop,
+        stop_token_ids=frozenset(job.stop_token_ids),
+        ignore_eos=job.ignore_eos,
+    )

@@ -1,0 +1,56 @@
+"""A model runner that fails on purpose, in the steps that its failpoints ask for. No production worker has one."""
+
+from collections.abc import Mapping
+
+import torch
+
+from engine.model_runner import ModelRunner
+from engine.quarantine import DeviceOutOfMemory
+from engine.request import Request, RequestError
+from engine.scheduler import SchedulerOutput
+from engine.stopping import Detokenize
+from worker.running.failpoints import Action, Failpoints, Fault, Point
+
+
+class FailingRunner:
+    """Wraps a model runner: the point `in_step` is reached before each step that it computes."""
+
+    def __init__(self, runner: ModelRunner, faults: tuple[Fault, ...], detokenize: Detokenize) -> None:
+        self._runner = runner
+        self._detokenize = detokenize
+        self._plan = SchedulerOutput((), 0, ())
+        self._markers: dict[str, frozenset[str]] = {}  # by request id, of the requests of the last step
+        self._failpoints = Failpoints(faults, {Action.OOM: self._run_out_of_memory, Action.NAN: self._write_nan})
+
+    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+        self._plan = plan
+        requests = [share.request for share in plan.scheduled]
+        self._markers = {request.request_id: self._find_markers(request) for request in requests}
+        self._failpoints.reach(Point.IN_STEP, frozenset().union(*self._markers.values()))
+        return self._runner.run(plan)
+
+    def probe(self) -> None:
+        """Fail as a step would in which no prompt has a marker."""
+        self._failpoints.reach(Point.IN_STEP)
+        self._runner.probe()
+
+    def scrub(self, block_ids: list[int]) -> None:
+        self._runner.scrub(block_ids)
+
+    def _find_markers(self, request: Request) -> frozenset[str]:
+        if request.request_id in self._markers:
+            return self._markers[request.request_id]
+        wanted = self._failpoints.markers(Point.IN_STEP)
+        prompt = self._detokenize(request.token_ids[: request.num_prompt_tokens]) if wanted else ""
+        return frozenset(marker for marker in wanted if marker in prompt)
+
+    def _run_out_of_memory(self) -> None:
+        raise DeviceOutOfMemory("failpoint in_step: the device is out of memory")
+
+    def _write_nan(self) -> None:
+        """Spoil the KV of the newest computed token of each marked request, as faulty memory would."""
+        for share in self._plan.scheduled:
+            if share.num_computed_tokens and self._markers[share.request.request_id]:
+                block, slot = divmod(share.num_computed_tokens - 1, self._runner.cache.shape.block_size)
+                for cache in self._runner.cache.layers[0]:
+                    cache[share.request.block_ids[block], slot] = torch.nan

@@ -1,0 +1,138 @@
+"""The live thread: acts on requests to cancel and streams the tokens of jobs that somebody watches."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.request import Request
+from engine.stopping import Detokenize
+from worker.errors import ServiceUnavailable, TryLater
+from worker.queue.access import TokenDelta
+from worker.queue.job_queue import JobQueue
+from worker.records import Outcome
+from worker.running.held import HeldJob, HeldJobs
+
+POLL_SECONDS = 0.2
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer gives for a character whose last bytes are still to come
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Stream:
+    job: HeldJob
+    sent: int = 0  # characters
+
+
+class Live:
+    """Polls Redis twice per `POLL_SECONDS`, whatever the number of jobs; costs the engine nothing."""
+
+    def __init__(
+        self,
+        job_queue: JobQueue,
+        held: HeldJobs,
+        detokenize: Detokenize,
+        cancel: Callable[[str], None],
+        stop_function: Callable[[str], bool],
+    ) -> None:
+        """`cancel` ends a held job by its id; `stop_function` a plain function, and tells whether it was held here."""
+        self._queue = job_queue
+        self._held = held
+        self._detokenize = detokenize
+        self._cancel = cancel
+        self._stop_function = stop_function
+        self._streams: dict[str, _Stream] = {}  # by execution id
+        self._publishing = threading.Lock()  # held over a delta and its publication, so that none comes twice
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Poll until stopped. A Redis that is down is logged once per outage."""
+        is_down = False
+        while not self._stopped.wait(POLL_SECONDS):
+            if not len(self._held):
+                continue
+            try:
+                self._cancel_requested()
+                self._publish_growth()
+                is_down = False
+            except (ServiceUnavailable, TryLater) as error:
+                if not is_down:
+                    logger.warning("live tokens and cancellation are off: %s", error)
+                is_down = True
+
+    def end_streams(self, outcomes: Sequence[Outcome]) -> None:
+        """Publish the rest of ended jobs' outputs, so that all of an output is in its stream before anybody can see
+        that its job has ended. From any thread; a Redis that is down is logged, and the streams are cut short."""
+        with self._publishing:
+            deltas = {}
+            for outcome in outcomes:
+                stream = self._streams.pop(outcome.claim.execution_id, None)
+                if stream is not None:
+                    rest = (outcome.text or "")[stream.sent :]
+                    deltas[outcome.claim.job_id] = TokenDelta(rest, final=True)
+            if not deltas:
+                return
+            try:
+                self._queue.publish_tokens(deltas)
+            except (ServiceUnavailable, TryLater) as error:
+                logger.warning("the last tokens of %d jobs were not published: %s", len(deltas), error)
+
+    def _cancel_requested(self) -> None:
+        for job_id in self._queue.cancelling():
+            job = self._held.find(job_id)
+            if job is not None and not job.cancel_requested:
+                self._cancel(job_id)
+            elif job is None and self._stop_function(job_id):
+                self._queue.forget_cancelling([job_id])
+
+    def _publish_growth(self) -> None:
+        watched = self._queue.watched()
+        with self._publishing:
+            self._open_streams(watched)
+            texts = {key: text for key, stream in self._streams.items() if (text := self._fresh(stream))}
+            self._publish(texts)
+            for execution_id, text in texts.items():
+                self._streams[execution_id].sent += len(text)
+
+    def _open_streams(self, job_ids: frozenset[str]) -> None:
+        """Begin the streams of watched jobs; forget those of jobs that went without an end of their own."""
+        watched = {job.claim.execution_id: job for job_id in job_ids if (job := self._held.find(job_id)) is not None}
+        running = {job.claim.execution_id for job in self._held.unfinished()}
+        for execution_id in watched.keys() & running - self._streams.keys():
+            self._streams[execution_id] = _Stream(watched[execution_id])
+        held = {job.claim.execution_id for job in self._held.all()}
+        for execution_id in self._streams.keys() - held:
+            del self._streams[execution_id]
+
+    def _publish(self, texts: Mapping[str, str]) -> None:
+        if texts:
+            self._queue.publish_tokens(
+                {self._streams[execution_id].job.claim.job_id: TokenDelta(text) for execution_id, text in texts.items()}
+            )
+
+    def _fresh(self, stream: _Stream) -> str:
+        """Return what a job's output has grown by, as far as it is settled."""
+        request = stream.job.request
+        if request is None:
+            return ""
+        try:
+            return settled_text(request, self._detokenize)[stream.sent :]
+        except Exception:  # the detokenizer's bug: the job's outcome will tell, other jobs stream on
+            logger.exception("the output of job %s cannot be streamed", stream.job.claim.job_id)
+            return ""
+
+
+def settled_text(request: Request, detokenize: Detokenize) -> str:
+    """Return the output so far without what may still change: a last character of which bytes are missing, and before
+    it as much as a stop string could take away. May be called while the engine steps."""
+    stops = request.params.stop
+    token_ids = request.output_token_ids
+    if not stops:
+        return detokenize(token_ids).rstrip(REPLACEMENT)
+    # The engine may not have looked yet whether the newest token completes a stop string.
+    text = detokenize(token_ids[:-1]).rstrip(REPLACEMENT)
+    return text[: max(0, len(text) - max(len(stop) - 1 for stop in stops))]

@@ -1,0 +1,232 @@
+"""From a finished request to what SQL and Redis get: text, reason, figures."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from engine.request import FinishReason, Request, RequestError
+from engine.stopping import Detokenize, stop_position
+from worker.backoff import Backoff
+from worker.error_classes import ErrorClass, classify
+from worker.errors import InvalidJob
+from worker.queue.job_queue import Acknowledgement
+from worker.records import AttemptState, JobStats, Outcome, Retry
+from worker.running.held import HeldJob
+from worker.sql.lookups import JobResult
+
+MS = 1000.0  # milliseconds in a second
+INTERNAL_ERROR = "internal_error"
+RESULT_REFUSED = "result_refused"
+DEADLINE_EXCEEDED = "deadline_exceeded"
+DEADLINE_REASON = "deadline"  # the finish reason of an output that a deadline cut short
+LEASE_LOST = ("lease_lost", "the lease ran out and the job went back to its queue")
+
+
+class OutcomeBuilder:
+    """Builds outcomes for one engine.
+
+    `bytes_per_block` covers all layers; `peak_memory_bytes` reads the device's (or process's) peak; `monotonic` is the
+    engine's clock.
+    """
+
+    def __init__(
+        self,
+        detokenize: Detokenize,
+        bytes_per_block: int,
+        peak_memory_bytes: Callable[[], int],
+        monotonic: Callable[[], float],
+        backoff: Backoff,
+    ) -> None:
+        self._detokenize = detokenize
+        self._bytes_per_block = bytes_per_block
+        self._peak_memory_bytes = peak_memory_bytes
+        self._monotonic = monotonic
+        self._backoff = backoff
+
+    def finished(self, job: HeldJob) -> Outcome:
+        """Return the outcome of a job whose request finished, whatever the reason."""
+        request = job.request
+        assert request is not None, "a finished job has a request"
+        assert request.finish_reason is not None, "a finished request has a reason"
+        if request.error is not None:
+            return self.failed(job, request.error.code, str(request.error))
+        is_aborted = request.finish_reason is FinishReason.CANCELLED
+        if is_aborted and job.lost:
+            return self.ended_early(job)
+        outcome = self._outcome(
+            job,
+            AttemptState.CANCELLED if is_aborted else AttemptState.DONE,
+            text=output_text(request, self._detokenize),
+            token_ids=tuple(request.output_token_ids),
+            finish_reason=request.finish_reason.value,
+            stats=self._stats(job, request),
+        )
+        return expired(outcome) if is_aborted and job.expired and not job.cancel_requested else outcome
+
+    def rejected(self, job: HeldJob, error: InvalidJob | RequestError) -> Outcome:
+        """Return the outcome of a job that cannot be served as asked."""
+        return self.failed(job, error.code, str(error))
+
+    def failed(self, job: HeldJob, code: str, message: str) -> Outcome:
+        """Return the outcome of an attempt that met an error; its class says whether the job has another one.
+
+        A job that somebody cancelled ends so instead; one whose deadline would have passed by then fails.
+        """
+        error, error_class = (code, message), classify(code)
+        if error_class is ErrorClass.PERMANENT:
+            return self._outcome(job, AttemptState.FAILED, error=error)
+        if job.must_end:
+            return self.ended_early(job)
+        if error_class is ErrorClass.INFRASTRUCTURE:
+            return self._put_off(job, error)
+        return self._outcome(job, AttemptState.FAILED, error=error, retry=self._next_retry(job))
+
+    def broken(self, job: HeldJob, error: Exception) -> Outcome:
+        """Return the outcome of a job that met a fault of ours. It says no more than which; the log has the rest."""
+        return self.failed(job, INTERNAL_ERROR, _internal_message(error))
+
+    def ended_early(self, job: HeldJob) -> Outcome:
+        """Return the outcome of a job that must end and has no output: lost to another worker, cancelled or expired."""
+        if job.lost:
+            return self._outcome(job, AttemptState.LOST, error=LEASE_LOST)
+        outcome = self._outcome(job, AttemptState.CANCELLED, finish_reason=FinishReason.CANCELLED.value)
+        return outcome if job.cancel_requested else expired(outcome)
+
+    def handed_back(self, job: HeldJob) -> Outcome:
+        return self._outcome(job, AttemptState.REQUEUED)
+
+    def _put_off(self, job: HeldJob, error: tuple[str, str]) -> Outcome:
+        """Return the outcome of a job that is handed back for no fault of its own, and is better not run at once."""
+        seconds = self._backoff.jittered_seconds(job.attempt_count - 1)
+        retry = Retry(self._wall_time(job) + timedelta(seconds=seconds), job.retry_count)
+        return self._outcome(job, AttemptState.REQUEUED, error=error, retry=retry)
+
+    def _next_retry(self, job: HeldJob) -> Retry | None:
+        """Return the retry that a job may spend now, or None."""
+        policy = job.claim.retries
+        if not policy.allows(job.retry_count):
+            return None
+        due_at = self._wall_time(job) + timedelta(seconds=self._backoff.seconds(policy, job.retry_count))
+        deadline = job.claim.job.deadline
+        return None if deadline is not None and due_at >= deadline else Retry(due_at, job.retry_count + 1)
+
+    def _outcome(
+        self,
+        job: HeldJob,
+        state: AttemptState,
+        *,
+        text: str | None = None,
+        token_ids: tuple[int, ...] = (),
+        finish_reason: str | None = None,
+        error: tuple[str, str] | None = None,
+        stats: JobStats | None = None,
+        retry: Retry | None = None,
+    ) -> Outcome:
+        return Outcome(
+            claim=job.claim,
+            state=state,
+            ended_at=self._wall_time(job),
+            text=text,
+            token_ids=token_ids,
+            finish_reason=finish_reason,
+            prompt_tokens=len(job.prompt),
+            completion_tokens=len(token_ids),
+            error_code=error[0] if error else None,
+            error_message=error[1] if error else None,
+            stats=stats,
+            retry=retry,
+        )
+
+    def _wall_time(self, job: HeldJob) -> datetime:
+        """Return now on the clock of the claim, Redis's, so that a job's times are of one clock."""
+        elapsed = timedelta(seconds=self._monotonic() - job.claimed_at)
+        return (job.claim.claimed_at + elapsed).astimezone(UTC)
+
+    def _stats(self, job: HeldJob, request: Request) -> JobStats:
+        figures = request.figures
+        assert figures.finished_at is not None, "a finished request has its time"
+        times = figures.token_times
+        gaps = sorted(later - earlier for earlier, later in pairwise(times))
+        # Enqueued on the producer's clock, claimed on Redis's: a skew must not give a negative time.
+        queue_ms = max(0.0, (job.claim.claimed_at - job.claim.enqueued_at).total_seconds() * MS)
+        return JobStats(
+            queue_ms=queue_ms,
+            tokenize_ms=job.tokenize_ms,
+            ttft_ms=(times[0] - job.claimed_at) * MS if times else None,
+            itl_mean_ms=sum(gaps) / len(gaps) * MS if gaps else None,
+            itl_p99_ms=gaps[-(-99 * len(gaps) // 100) - 1] * MS if gaps else None,  # nearest rank
+            e2e_ms=queue_ms + (figures.finished_at - job.claimed_at) * MS,
+            kv_blocks_peak=figures.kv_blocks_peak,
+            kv_bytes_peak=figures.kv_blocks_peak * self._bytes_per_block,
+            kv_block_seconds=figures.kv_block_seconds,
+            prefix_hit_tokens=figures.prefix_hit_tokens,
+            preemptions=figures.preemptions,
+            memory_peak_bytes=self._peak_memory_bytes(),
+        )
+
+
+def output_text(request: Request, detokenize: Detokenize) -> str:
+    """Return the output so far; of a request that a stop string ended, the part before it."""
+    text = detokenize(request.output_token_ids)
+    if request.finish_reason is FinishReason.STOP_STRING:
+        return text[: stop_position(request.output_token_ids, request.params.stop, detokenize)]
+    return text
+
+
+def expired(outcome: Outcome) -> Outcome:
+    """Return what a job's end amounts to when its deadline was the reason; its output stays."""
+    claim = outcome.claim
+    deadline = claim.deadline
+    assert deadline is not None, "only a deadline expires"
+    what = f"the deadline {deadline:%Y-%m-%d %H:%M:%S} UTC"
+    if deadline != claim.job.deadline:
+        what = f"RQ's time-out of {claim.timeout_seconds:g} s from the claim"
+    when = f"after {outcome.completion_tokens} tokens" if outcome.completion_tokens else "before its first token"
+    return replace(
+        outcome,
+        state=AttemptState.FAILED,
+        finish_reason=DEADLINE_REASON,
+        error_code=DEADLINE_EXCEEDED,
+        error_message=f"{what} passed {when}",
+    )
+
+
+def broken_off(outcome: Outcome, error: Exception) -> Outcome:
+    """Return the failure that takes the place of an outcome which SQL refuses."""
+    return replace(
+        outcome,
+        state=AttemptState.FAILED,
+        text=None,
+        token_ids=(),
+        finish_reason=None,
+        completion_tokens=0,
+        error_code=RESULT_REFUSED,
+        error_message=f"the database refuses the result ({type(error).__name__}); the worker's log has the details",
+        stats=None,
+        retry=None,
+    )
+
+
+def return_value(result: Outcome | JobResult) -> dict[str, Any]:
+    """Return what a producer gets for a job that is done, whether from its outcome or from SQL."""
+    return {
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.completion_tokens,
+    }
+
+
+def acknowledgement(outcome: Outcome) -> Acknowledgement:
+    """Return what RQ's readers see of an outcome that was committed: DONE, FAILED or CANCELLED."""
+    value = None
+    if outcome.state is AttemptState.DONE:
+        value = return_value(outcome)
+    error = f"{outcome.error_code}: {outcome.error_message}" if outcome.error_code else None
+    return Acknowledgement(outcome.claim, outcome.state, value, error)
+
+
+def _internal_message(error: Exception) -> str:
+    return f"the worker met an unexpected {type(error).__name__}; its log has the details"

@@ -1,0 +1,158 @@
+"""The worker service: a model is loaded, and jobs flow through it."""
+
+import importlib.metadata
+import logging
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import redis
+import torch
+import transformers
+from transformers.utils.logging import disable_progress_bar
+
+from engine.config import EngineConfig
+from engine.engine import Engine, Runner
+from engine.memory import peak_memory_bytes, spare_kv_bytes
+from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
+from engine.model_runner import ModelRunner
+from engine.paged_model import UnsupportedModel
+from worker.errors import ConfigurationError
+from worker.progress import Panel
+from worker.queue.connection import connect
+from worker.queue.redis_url import describe_url
+from worker.running.crash_journal import Journal, JournaledRunner, journaling
+from worker.running.failing_runner import FailingRunner
+from worker.running.failpoints import Point, parse_faults
+from worker.running.flow import Flow, ServedModel
+from worker.running.tokenizing import Tokenizer
+from worker.settings_model import Settings
+from worker.sql import schema
+from worker.sql.database import open_database
+from worker.sql.fleet import WorkerRecord
+from worker.sql.store import JobStore
+from worker.sql.tables import utc_now
+
+CPU_TOKEN_BUDGET = 512
+CUDA_TOKEN_BUDGET = 8192
+
+logger = logging.getLogger(__name__)
+
+
+def run_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
+    """Run a worker in this process until a signal or, in a burst, until the queues are empty. On the main thread.
+
+    Raises ConfigurationError, ServiceUnavailable, or TryLater when a part of the worker failed; its jobs are handed
+    back then.
+    """
+    connection = connect(settings.queue_url(), settings.data_dir)
+    database = open_database(settings.sql_url())
+    name = f"pagemill-{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+    try:
+        schema.check(settings.sql_url())
+        with journaling(settings.data_dir, name, describe_url(settings.queue_url() or "")) as journal:
+            flow = _build_flow(name, settings, connection, JobStore(database), journal)
+            flow.worker.take_signals()
+            with panel(flow.progress):
+                flow.run(burst=burst)
+    finally:
+        database.dispose()
+        connection.close()
+
+
+def _build_flow(
+    worker_name: str, settings: Settings, connection: redis.Redis, store: JobStore, journal: Journal
+) -> Flow:
+    loaded = _load(settings)
+    config = _engine_config(settings, loaded)
+    name = _short_name(loaded.identity.name)
+    tokenizer = Tokenizer(loaded.folder)
+    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
+    device, bytes_per_block = loaded.model.device, runner.cache.shape.bytes_per_block
+    model = ServedModel(
+        engine=Engine(config, _runner(settings, runner, tokenizer, journal), loaded.identity, tokenizer.decode),
+        encode=tokenizer.encode,
+        decode=tokenizer.decode,
+        names=frozenset({name, loaded.identity.name}),
+        bytes_per_block=bytes_per_block,
+        peak_memory_bytes=lambda: peak_memory_bytes(device),
+    )
+    record = WorkerRecord(
+        name=worker_name,
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        model=name,
+        device=str(device),
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        bytes_per_block=bytes_per_block,
+        pagemill_version=importlib.metadata.version("pagemill"),
+        torch_version=torch.__version__,
+        transformers_version=transformers.__version__,
+        started_at=utc_now(),
+    )
+    return Flow(settings, connection, store, model, record, journal)
+
+
+def _runner(settings: Settings, runner: ModelRunner, tokenizer: Tokenizer, journal: Journal) -> Runner:
+    """Return the runner behind the crash journal, and behind one that fails where failpoints ask for that."""
+    faults = parse_faults(settings.failpoints)
+    if faults:
+        logger.warning("failpoints are set: this worker fails on purpose (%s)", settings.failpoints)
+    is_to_fail = any(fault.point is Point.IN_STEP for fault in faults)
+    return JournaledRunner(FailingRunner(runner, faults, tokenizer.decode) if is_to_fail else runner, journal)
+
+
+def _short_name(source: str) -> str:
+    """Return what people call a model: a file's or folder's own name, or the hub id."""
+    path = Path(source)
+    if not path.exists():
+        return source
+    return path.stem if path.is_file() else path.resolve().name
+
+
+def _load(settings: Settings) -> LoadedModel:
+    if settings.model is None:
+        raise ConfigurationError("model: is not set; name a hub id, a local folder or a GGUF file (PAGEMILL_MODEL)")
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    if not sys.stderr.isatty():
+        disable_progress_bar()
+    started = time.monotonic()
+    try:
+        loaded = load_model(settings.model, dtype=dtype, device=device, cache_dir=settings.data_dir / "models")
+    except ModelNotFound as error:
+        raise ConfigurationError(f"model: {error}") from error
+    except UnsupportedModel as error:
+        raise ConfigurationError(f"model: {settings.model!r} is not supported: {error}") from error
+    logger.info("loaded %s in %s on %s in %.1f s", settings.model, dtype, device, time.monotonic() - started)
+    return loaded
+
+
+def _engine_config(settings: Settings, loaded: LoadedModel) -> EngineConfig:
+    """Size the engine. Raises ConfigurationError when the KV cache could not hold a single sequence's start."""
+    model = loaded.model
+    max_model_len = min(settings.max_model_len or model.max_model_len, model.max_model_len)
+    bytes_per_block = model.kv_shape(settings.block_size).bytes_per_block
+    kv_bytes = settings.kv_memory_bytes or spare_kv_bytes(model.device)
+    # More than every sequence at its longest would never be used.
+    most = settings.max_num_seqs * -(-max_model_len // settings.block_size)
+    num_blocks = min(kv_bytes // bytes_per_block, most)
+    if num_blocks < 1:
+        raise ConfigurationError(f"kv_memory_bytes: {kv_bytes} is less than one block of {bytes_per_block} bytes")
+    budget = CPU_TOKEN_BUDGET if model.device.type == "cpu" else CUDA_TOKEN_BUDGET
+    try:
+        return EngineConfig(
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            block_size=settings.block_size,
+            max_num_seqs=settings.max_num_seqs,
+            token_budget=settings.token_budget or max(budget, settings.max_num_seqs),
+            enable_prefix_caching=settings.enable_prefix_caching,
+        )
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error

@@ -1,0 +1,111 @@
+"""What a worker repeats while it lives, each in a thread of its own: one that hangs must not hold up another.
+
+leases      renews them in Redis, with the worker's entry in RQ's lists
+presence    says in SQL that worker and engine are there
+reconcile   compares SQL with Redis now and then
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+import redis
+
+from worker.errors import ServiceUnavailable, TryLater
+from worker.queue.job_queue import JobQueue
+from worker.queue.suspects import Suspects
+from worker.reconciling import RealRepairs, Reconciler
+from worker.rq_worker import PagemillWorker
+from worker.running.beats import Beat, Leases
+from worker.running.engine_loop import EngineLoop
+from worker.running.health import Health, HealthReport
+from worker.running.held import HeldJobs
+from worker.running.persister import Persister
+from worker.running.reconcile_chore import ReconcileChore, rest
+from worker.settings_model import Settings
+from worker.sql.store import JobStore
+
+logger = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """The beats of one worker, and its health, which they tell of."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        connection: redis.Redis,
+        store: JobStore,
+        worker: PagemillWorker,
+        job_queue: JobQueue,
+        held: HeldJobs,
+        leases: Leases,
+        suspects: Suspects,
+        loop: EngineLoop,
+        persister: Persister,
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._queue = job_queue
+        self._leases = leases
+        self._suspects = suspects
+        self._persister = persister
+        self._chore = ReconcileChore(
+            Reconciler(store, connection, RealRepairs(store, connection, settings.result_ttl_seconds), rest),
+            connection,
+            settings.reconcile_seconds,
+            stopped=lambda: self._beats["reconcile"].is_stopped,
+        )
+        self._beats = {
+            "leases": Beat(self._beat_in_redis, settings.beat_seconds, "renew leases"),
+            "presence": Beat(self._beat_in_sql, settings.beat_seconds, "beat in SQL"),
+            "reconcile": Beat(self._chore.run, settings.sweep_seconds, "reconcile the queue with SQL"),
+        }
+        self._health = Health(
+            settings,
+            worker.name,
+            loop.pulse,
+            held,
+            loop.engine.status,
+            claims_state=lambda: worker.claims_state,
+            beats={"Redis": self._beats["leases"], "SQL": self._beats["presence"]},
+            send=loop.send,
+        )
+
+    @property
+    def targets(self) -> Mapping[str, Callable[[], None]]:
+        """What to run in threads, by name."""
+        return {name: beat.run for name, beat in self._beats.items()}
+
+    def report(self) -> HealthReport:
+        """Return the worker's health now; from any thread."""
+        return self._health.report()
+
+    def reconcile(self) -> None:
+        """Rebuild a queue that was lost, if it is time to. Services that do not answer are logged."""
+        try:
+            self._chore.run()
+        except (ServiceUnavailable, TryLater) as error:
+            logger.warning("the queue is not reconciled with SQL: %s", error)
+
+    def stop(self) -> None:
+        """Let the threads end."""
+        for beat in self._beats.values():
+            beat.stop()
+
+    def leave(self) -> None:
+        """Say in SQL that the worker stopped, with its last counters. A database that is down is logged."""
+        try:
+            self._beat_in_sql()
+            self._store.stop_worker(self._worker.name)
+        except ServiceUnavailable as error:
+            logger.warning("cannot say in SQL that the worker stopped: %s", error)
+
+    def _beat_in_redis(self) -> None:
+        self._leases.renew()
+        self._worker.renew_functions(self._queue, self._suspects)
+        self._worker.beat()
+
+    def _beat_in_sql(self) -> None:
+        engine_age = timedelta(seconds=self._health.probe())
+        self._store.heartbeat_worker(self._worker.name, self._persister.counters, engine_age)

@@ -1,0 +1,32 @@
+"""The SQL tables, the same on SQLite and PostgreSQL. `migrations/` creates them; a test holds the two together.
+
+One module per topic; all of them are imported here, so that `Base.metadata` is complete for whoever has it from here.
+"""
+
+from worker.sql.tables.base import Base, StorableText, UtcDateTime, storable, utc_now
+from worker.sql.tables.jobs import (
+    UNFINISHED,
+    UNFINISHED_INDEX,
+    AttemptRow,
+    BatchRow,
+    JobRow,
+    JobStatsRow,
+    ResultRow,
+    WorkerRow,
+)
+
+__all__ = [
+    "UNFINISHED",
+    "UNFINISHED_INDEX",
+    "AttemptRow",
+    "Base",
+    "BatchRow",
+    "JobRow",
+    "JobStatsRow",
+    "ResultRow",
+    "StorableText",
+    "UtcDateTime",
+    "WorkerRow",
+    "storable",
+    "utc_now",
+]
