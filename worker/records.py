@@ -118,6 +118,26 @@ class JobStats:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptUsage:
+    """What one attempt cost, however it ended, and when it came how far.
+
+    Engine seconds are the worker's time, each step's divided among its requests; over all attempts and the worker's
+    own account they add up to its wall time. The `_ms` are from the claim; None for what the attempt did not reach.
+    """
+
+    engine_seconds: float = 0.0
+    wasted_engine_seconds: float = 0.0  # of those: for tokens computed before, and for steps that failed
+    kv_block_seconds_share: float = 0.0  # blocks held x time, each block's time divided among those that shared it
+    computed_tokens: int = 0  # tokens run through the model
+    recomputed_tokens: int = 0  # of those: computed before, and lost to a preemption or a failed step
+    tokenized_ms: float | None = None
+    admitted_ms: float | None = None  # first scheduled by the engine
+    first_token_ms: float | None = None
+    last_token_ms: float | None = None
+    committed_ms: float | None = None  # its end is written to SQL; the acknowledgement follows
+
+
+@dataclass(frozen=True, slots=True)
 class Retry:
     """Another attempt, after a back-off: not before `due_at` (UTC, Redis's clock). `retry_count` is what the job has
     spent by then, this retry included."""
@@ -143,3 +163,4 @@ class Outcome:
     error_message: str | None
     stats: JobStats | None
     retry: Retry | None = None
+    usage: AttemptUsage = field(default_factory=AttemptUsage)

@@ -14,6 +14,7 @@ from worker.sql.tables.jobs import (
     ResultRow,
     WorkerRow,
 )
+from worker.sql.tables.ledger import WorkerHourRow
 
 __all__ = [
     "UNFINISHED",
@@ -26,6 +27,7 @@ __all__ = [
     "ResultRow",
     "StorableText",
     "UtcDateTime",
+    "WorkerHourRow",
     "WorkerRow",
     "storable",
     "utc_now",

@@ -81,6 +81,18 @@ class AttemptRow(Base):
     ended_at: Mapped[datetime | None]
     error_code: Mapped[str | None]
     error_message: Mapped[str | None]
+    # What it cost, and when it came how far; `worker.records.AttemptUsage` defines each. None while it runs, and for
+    # good where its worker died.
+    engine_seconds: Mapped[float | None]
+    wasted_engine_seconds: Mapped[float | None]
+    kv_block_seconds_share: Mapped[float | None]
+    computed_tokens: Mapped[int | None]
+    recomputed_tokens: Mapped[int | None]
+    tokenized_ms: Mapped[float | None]
+    admitted_ms: Mapped[float | None]
+    first_token_ms: Mapped[float | None]
+    last_token_ms: Mapped[float | None]
+    committed_ms: Mapped[float | None]
 
 
 class ResultRow(Base):
@@ -144,3 +156,5 @@ class WorkerRow(Base):
     prompt_tokens: Mapped[int]
     completion_tokens: Mapped[int]
     prefix_hit_tokens: Mapped[int]
+    price_per_engine_hour: Mapped[float | None]  # None where nobody said what an hour costs
+    price_currency: Mapped[str | None]
