@@ -15,6 +15,7 @@ from worker.sql.tables.jobs import (
     WorkerRow,
 )
 from worker.sql.tables.ledger import WorkerHourRow
+from worker.sql.tables.schedules import LeaderRow, ScheduleRow, ScheduleRunRow
 
 __all__ = [
     "UNFINISHED",
@@ -24,7 +25,10 @@ __all__ = [
     "BatchRow",
     "JobRow",
     "JobStatsRow",
+    "LeaderRow",
     "ResultRow",
+    "ScheduleRow",
+    "ScheduleRunRow",
     "StorableText",
     "UtcDateTime",
     "WorkerHourRow",

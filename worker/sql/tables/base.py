@@ -69,11 +69,14 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def text_enum(states: type[StrEnum]) -> Enum:
-    """Text of the states' values with a CHECK constraint, not a native enum: adding a state is then one migration."""
+def text_enum(states: type[StrEnum], name: str = "state") -> Enum:
+    """Text of the states' values with a CHECK constraint, not a native enum: adding a state is then one migration.
+
+    `name` is the column's, and names the constraint.
+    """
     return Enum(
         states,
-        name="state",
+        name=name,
         native_enum=False,
         create_constraint=True,
         length=16,
