@@ -8,39 +8,47 @@ With a database, jobs are recorded there before Redis has them, and survive its 
 error has the ids settled first: `jobs = prepare([...])`, then `client.enqueue(jobs)` as often as it takes.
 """
 
-import base64
-import json
 import time
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import redis
-from rq.defaults import RQ_KEY_PREFIX
 
 from worker.errors import ConfigurationError, TryLater
+from worker.queue.access import QueueAccess
 from worker.queue.connection import connect, redis_errors
+from worker.queue.ends import JobEnd, JobNotDone, ask_for_ends, read_ends
+from worker.queue.live_output import (
+    EVENTS_AT_ONCE,
+    RENEW_SECONDS,
+    WATCH_SECONDS,
+    LiveCursor,
+    OutputText,
+    advance,
+    by_key,
+)
 from worker.queue.submission import CHUNK_JOBS, DEFAULT_QUEUE, NewJob, PromptLike, enqueue, payload_of, prepare, submit
-from worker.records import JobState
 from worker.sql.recording import opened_recorder
 
-__all__ = ["CHUNK_JOBS", "Client", "JobEnd", "NewJob", "PromptLike", "ends", "enqueue", "prepare", "submit"]
+__all__ = [
+    "CHUNK_JOBS",
+    "Client",
+    "JobEnd",
+    "JobNotDone",
+    "NewJob",
+    "PromptLike",
+    "ends",
+    "enqueue",
+    "follow",
+    "prepare",
+    "submit",
+]
 
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnd:
-    """How a job ended. `value` is its result where it is DONE, `error` the reason where it FAILED."""
-
-    job_id: str
-    state: JobState
-    value: dict[str, Any] | None = None
-    error: str | None = None
+FOLLOW_BLOCK_MS = 1_000  # how long one read waits, and so how soon an end is seen that writes nothing: a cancellation
 
 
 def ends(connection: redis.Redis, job_ids: Iterable[str], *, timeout_seconds: float | None = None) -> Iterator[JobEnd]:
@@ -57,8 +65,42 @@ def ends(connection: redis.Redis, job_ids: Iterable[str], *, timeout_seconds: fl
         if pending and not found:
             left = pause if deadline is None else min(pause, deadline - time.monotonic())
             if left <= 0:
-                raise TryLater(f"{len(pending)} jobs have not ended within {timeout_seconds:g} s, first {pending[0]}")
+                raise not_ended(pending, timeout_seconds)
             time.sleep(left)
+
+
+def follow(connection: redis.Redis, job_id: str, *, timeout_seconds: float | None = None) -> Iterator[str]:
+    """Yield a job's output as it is generated; all of it, each character once, has come when the iteration ends.
+
+    Raises JobNotDone where the job ends otherwise than done, after what had come of it, and TryLater when it has not
+    ended within `timeout_seconds` or began again and now answers otherwise. Errors of Redis are those of
+    `redis_errors`.
+    """
+    access, cursor, output = QueueAccess(connection), LiveCursor(job_id, with_tokens=True), OutputText(job_id)
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    renew_at = 0.0
+    end: JobEnd | None = None
+    while end is None:
+        if time.monotonic() >= renew_at:
+            access.watch(job_id, WATCH_SECONDS)
+            renew_at = time.monotonic() + RENEW_SECONDS
+        end = next(iter(_read_ends(connection, [job_id])), None)
+        left_ms = FOLLOW_BLOCK_MS if deadline is None else (deadline - time.monotonic()) * 1000
+        if end is None and left_ms <= 0:
+            raise not_ended([job_id], timeout_seconds)
+        block_ms = None if end is not None else max(1, min(FOLLOW_BLOCK_MS, round(left_ms)))
+        with redis_errors():
+            reply = connection.xread(dict(cursor.streams()), count=EVENTS_AT_ONCE, block=block_ms)
+        for delta in advance(cursor, by_key(reply)).deltas:
+            if text := output.take(delta):
+                yield text
+    if rest := output.finish(end):
+        yield rest
+
+
+def not_ended(job_ids: Sequence[str], timeout_seconds: float | None) -> TryLater:
+    """Return the error of jobs that take longer than somebody would wait."""
+    return TryLater(f"{len(job_ids)} jobs have not ended within {timeout_seconds:g} s, first {job_ids[0]}")
 
 
 class Client:
@@ -109,6 +151,10 @@ class Client:
         """Return the ends of jobs by id, waiting for all. Raises TryLater after `timeout_seconds`."""
         return {end.job_id: end for end in ends(self.connection, job_ids, timeout_seconds=timeout_seconds)}
 
+    def stream(self, job_id: str, *, timeout_seconds: float | None = None) -> Iterator[str]:
+        """Yield a job's output as it is generated. See `follow`."""
+        return follow(self.connection, job_id, timeout_seconds=timeout_seconds)
+
     def close(self) -> None:
         """Close the connections; the embedded queue ends when its last user is gone."""
         self._opened.close()
@@ -122,25 +168,5 @@ class Client:
 
 def _read_ends(connection: redis.Redis, job_ids: Sequence[str]) -> list[JobEnd]:
     with redis_errors(), connection.pipeline(transaction=False) as pipeline:
-        for job_id in job_ids:
-            pipeline.hget(f"{RQ_KEY_PREFIX}:job:{job_id}", "status")
-            pipeline.xrevrange(f"{RQ_KEY_PREFIX}:results:{job_id}", count=1)
-        replies = pipeline.execute()
-    read = (_read_end(*one) for one in zip(job_ids, replies[::2], replies[1::2], strict=True))
-    return [end for end in read if end is not None]
-
-
-def _read_end(
-    job_id: str, status: bytes | None, results: Sequence[tuple[bytes, Mapping[bytes, bytes]]]
-) -> JobEnd | None:
-    result = results[0][1] if results else {}
-    if status is None:
-        return JobEnd(job_id, JobState.FAILED, error="the queue does not know it: it expired or was deleted")
-    if status == b"finished":
-        value = result.get(b"return_value")
-        return JobEnd(job_id, JobState.DONE, value=json.loads(base64.b64decode(value)) if value else None)
-    if status in (b"failed", b"stopped"):
-        text = result.get(b"exc_string")
-        error = zlib.decompress(base64.b64decode(text)).decode() if text else "no reason was recorded"
-        return JobEnd(job_id, JobState.FAILED, error=error)
-    return JobEnd(job_id, JobState.CANCELLED) if status == b"canceled" else None
+        ask_for_ends(pipeline, job_ids)
+        return read_ends(job_ids, pipeline.execute())

@@ -20,6 +20,7 @@ CANCEL_REQUEST_SECONDS = 86_400  # a worker that has not seen the request by the
 TOKEN_STREAM_LENGTH = 10_000  # about so many deltas are kept per job
 TOKEN_STREAM_SECONDS = 600  # after the last delta
 MAX_BLOCK_MS = 4_000  # below the socket's time-out
+MAX_POSITION_DIGITS = 12  # of a place in an output
 
 CANCELLING_KEY = "pagemill:cancelling"
 WATCHED_KEY = "pagemill:watched"
@@ -58,10 +59,12 @@ class QueueCounts:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """A piece of a job's output as it was generated. `final` marks the last one of the job."""
+    """A piece of a job's output as it was generated, and how many characters come before it (None: it does not say).
+    `final` marks the last one of an attempt that ended its job."""
 
     text: str
     final: bool = False
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,9 @@ class QueueAccess:
         to, because something else lies there, is not followed; the others are."""
         with redis_errors(), self.connection.pipeline(transaction=False) as pipeline:
             for job_id, delta in deltas.items():
-                key = f"pagemill:tokens:{job_id}"
+                key = tokens_key(job_id)
                 fields: dict[Any, Any] = {"text": delta.text} | ({"final": "1"} if delta.final else {})
+                fields |= {} if delta.position is None else {"position": delta.position}
                 pipeline.xadd(key, fields, maxlen=TOKEN_STREAM_LENGTH, approximate=True)
                 pipeline.expire(key, TOKEN_STREAM_SECONDS)
             for reply in pipeline.execute(raise_on_error=False):
@@ -159,10 +163,21 @@ class QueueAccess:
         not to wait."""
         block = min(block_ms, MAX_BLOCK_MS) or None
         with redis_errors():
-            reply: Any = self.connection.xread({f"pagemill:tokens:{job_id}": last_id}, count=1000, block=block)
+            reply: Any = self.connection.xread({tokens_key(job_id): last_id}, count=1000, block=block)
         events = reply[0][1] if reply else []
-        return tuple(TokenEvent(event_id.decode(), _delta(fields)) for event_id, fields in events)
+        return tuple(TokenEvent(event_id.decode(), read_delta(fields)) for event_id, fields in events)
 
 
-def _delta(fields: Mapping[bytes, bytes]) -> TokenDelta:
-    return TokenDelta(fields.get(b"text", b"").decode("utf-8", "replace"), b"final" in fields)
+def tokens_key(job_id: str) -> str:
+    """Return the key of the stream of a job's tokens."""
+    return f"pagemill:tokens:{job_id}"
+
+
+def read_delta(fields: Mapping[bytes, bytes]) -> TokenDelta:
+    """Return the delta that an entry of a stream holds; whoever can write there can write anything."""
+    position = fields.get(b"position", b"")
+    return TokenDelta(
+        fields.get(b"text", b"").decode("utf-8", "replace"),
+        b"final" in fields,
+        int(position) if position.isdigit() and len(position) <= MAX_POSITION_DIGITS else None,
+    )

@@ -52,6 +52,7 @@ class HeldJobs:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.num_added = 0  # ever: tells that there are new ones
         self._jobs: dict[str, HeldJob] = {}  # by execution id
         self._latest: dict[str, HeldJob] = {}  # by job id
         self._ended: set[str] = set()  # execution ids
@@ -89,6 +90,7 @@ class HeldJobs:
                 if (earlier := self._latest.get(job.claim.job_id)) is not None:
                     superseded.append(earlier)
                 self._jobs[job.claim.execution_id] = self._latest[job.claim.job_id] = job
+                self.num_added += 1
         return tuple(superseded)
 
     def remove(self, execution_ids: Iterable[str]) -> None:

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.request import Request
@@ -13,7 +14,11 @@ from worker.queue.job_queue import JobQueue
 from worker.records import Outcome
 from worker.running.held import HeldJob, HeldJobs
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.2  # between two looks at who watches and who cancels; a job that was just claimed is looked at sooner
+TICK_SECONDS = 0.03  # between two deltas of a stream: about a token's time
+REST_SHARE = (
+    4.0  # of the time that the deltas of all streams took, before the next ones: the engine needs the processor
+)
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer gives for a character whose last bytes are still to come
 
 logger = logging.getLogger(__name__)
@@ -26,7 +31,8 @@ class _Stream:
 
 
 class Live:
-    """Polls Redis twice per `POLL_SECONDS`, whatever the number of jobs; costs the engine nothing."""
+    """Polls Redis twice per `POLL_SECONDS`, whatever the number of jobs, and once more for each round of claims; costs
+    the engine nothing while nobody watches."""
 
     def __init__(
         self,
@@ -52,14 +58,21 @@ class Live:
     def run(self) -> None:
         """Poll until stopped. A Redis that is down is logged once per outage."""
         is_down = False
-        while not self._stopped.wait(POLL_SECONDS):
+        pause, next_poll, num_added = TICK_SECONDS, 0.0, 0
+        while not self._stopped.wait(pause):
+            pause, started = TICK_SECONDS, time.monotonic()
             if not len(self._held):
                 continue
             try:
-                self._cancel_requested()
+                if started >= next_poll or self._held.num_added != num_added:
+                    next_poll, num_added = started + POLL_SECONDS, self._held.num_added
+                    self._cancel_requested()
+                    self._open_streams(self._queue.watched())
                 self._publish_growth()
+                pause = max(TICK_SECONDS, REST_SHARE * (time.monotonic() - started))
                 is_down = False
             except (ServiceUnavailable, TryLater) as error:
+                pause = POLL_SECONDS
                 if not is_down:
                     logger.warning("live tokens and cancellation are off: %s", error)
                 is_down = True
@@ -73,7 +86,7 @@ class Live:
                 stream = self._streams.pop(outcome.claim.execution_id, None)
                 if stream is not None:
                     rest = (outcome.text or "")[stream.sent :]
-                    deltas[outcome.claim.job_id] = TokenDelta(rest, final=True)
+                    deltas[outcome.claim.job_id] = TokenDelta(rest, final=True, position=stream.sent)
             if not deltas:
                 return
             try:
@@ -90,29 +103,30 @@ class Live:
                 self._queue.forget_cancelling([job_id])
 
     def _publish_growth(self) -> None:
-        watched = self._queue.watched()
         with self._publishing:
-            self._open_streams(watched)
-            texts = {key: text for key, stream in self._streams.items() if (text := self._fresh(stream))}
-            self._publish(texts)
-            for execution_id, text in texts.items():
-                self._streams[execution_id].sent += len(text)
+            deltas = {
+                execution_id: TokenDelta(text, position=stream.sent)
+                for execution_id, stream in self._streams.items()
+                if (text := self._fresh(stream))
+            }
+            if not deltas:
+                return
+            self._queue.publish_tokens(
+                {self._streams[execution_id].job.claim.job_id: delta for execution_id, delta in deltas.items()}
+            )
+            for execution_id, delta in deltas.items():
+                self._streams[execution_id].sent += len(delta.text)
 
     def _open_streams(self, job_ids: frozenset[str]) -> None:
         """Begin the streams of watched jobs; forget those of jobs that went without an end of their own."""
         watched = {job.claim.execution_id: job for job_id in job_ids if (job := self._held.find(job_id)) is not None}
-        running = {job.claim.execution_id for job in self._held.unfinished()}
-        for execution_id in watched.keys() & running - self._streams.keys():
-            self._streams[execution_id] = _Stream(watched[execution_id])
-        held = {job.claim.execution_id for job in self._held.all()}
-        for execution_id in self._streams.keys() - held:
-            del self._streams[execution_id]
-
-    def _publish(self, texts: Mapping[str, str]) -> None:
-        if texts:
-            self._queue.publish_tokens(
-                {self._streams[execution_id].job.claim.job_id: TokenDelta(text) for execution_id, text in texts.items()}
-            )
+        with self._publishing:
+            running = {job.claim.execution_id for job in self._held.unfinished()}
+            for execution_id in watched.keys() & running - self._streams.keys():
+                self._streams[execution_id] = _Stream(watched[execution_id])
+            held = {job.claim.execution_id for job in self._held.all()}
+            for execution_id in self._streams.keys() - held:
+                del self._streams[execution_id]
 
     def _fresh(self, stream: _Stream) -> str:
         """Return what a job's output has grown by, as far as it is settled."""

@@ -1,0 +1,92 @@
+"""A job's output as it comes: reading its streams in Redis, and putting the pieces together.
+
+A worker that somebody watches publishes pieces with their places in the output. A job may begin again (a worker that
+was stopped hands it back), and then it publishes from its beginning once more: a watcher gets each character once. The
+pieces need not be complete either, for the last of them are in the job's result.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from worker.errors import TryLater
+from worker.queue.access import TokenDelta, read_delta, tokens_key
+from worker.queue.ends import JobEnd, JobNotDone, results_key
+from worker.records import JobState
+
+WATCH_SECONDS = 30.0  # how long one request for tokens lasts
+RENEW_SECONDS = 10.0  # between two requests
+EVENTS_AT_ONCE = 1_000  # of each stream
+
+
+class OutputText:
+    """What a watcher has of one job's output."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self.text = ""
+
+    def take(self, delta: TokenDelta) -> str:
+        """Return what a piece adds. Raises TryLater where the job began again and now answers otherwise."""
+        place = len(self.text) if delta.position is None else delta.position
+        if place > len(self.text):
+            return ""  # what lies before it was trimmed: the job's result has both
+        return self._extend(place, delta.text)
+
+    def finish(self, end: JobEnd) -> str:
+        """Return what the job's end adds. Raises JobNotDone for one that is not done, TryLater as `take`."""
+        if end.state is not JobState.DONE or end.value is None:
+            raise JobNotDone(end)
+        return self._extend(0, end.value.get("text") or "")
+
+    def _extend(self, place: int, text: str) -> str:
+        known = self.text[place : place + len(text)]
+        if not text.startswith(known):
+            raise TryLater(
+                f"job {self._job_id} began again, and its output is not the one of which {len(self.text)} characters "
+                "were streamed; its result has all of it"
+            )
+        fresh = text[len(known) :]
+        self.text += fresh
+        return fresh
+
+
+@dataclass(slots=True)
+class LiveCursor:
+    """How far the streams of one job were read: its tokens, where they are wanted, and its results."""
+
+    job_id: str
+    with_tokens: bool
+    tokens_id: str = "0-0"
+    results_id: str = "0-0"
+
+    def streams(self) -> Iterator[tuple[str, str]]:
+        """Yield the key of each stream and the id behind which to read it."""
+        yield results_key(self.job_id), self.results_id
+        if self.with_tokens:
+            yield tokens_key(self.job_id), self.tokens_id
+
+
+@dataclass(frozen=True, slots=True)
+class LiveNews:
+    """What came of one job. `may_have_ended` tells to look whether it has."""
+
+    deltas: tuple[TokenDelta, ...]
+    may_have_ended: bool
+
+
+def advance(cursor: LiveCursor, streams: Mapping[str, Sequence[tuple[bytes, Mapping[bytes, bytes]]]]) -> LiveNews:
+    """Move a cursor past what was read, by key, and return that."""
+    results = streams.get(results_key(cursor.job_id), ())
+    tokens = streams.get(tokens_key(cursor.job_id), ())
+    if results:
+        cursor.results_id = results[-1][0].decode()
+    if tokens:
+        cursor.tokens_id = tokens[-1][0].decode()
+    deltas = tuple(read_delta(fields) for _, fields in tokens)
+    return LiveNews(deltas, may_have_ended=bool(results) or any(delta.final for delta in deltas))
+
+
+def by_key(reply: Any) -> dict[str, Any]:
+    """Return XREAD's reply, which may be nothing, by key."""
+    return {key.decode(): entries for key, entries in reply or ()}
