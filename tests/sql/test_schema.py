@@ -15,7 +15,7 @@ from worker.sql.database import open_database, reading, writing
 from worker.sql.store import JobStore
 from worker.sql.tables import Base
 
-HEAD = "0004"
+HEAD = "0005"
 
 
 def test_upgrade_makes_exactly_the_tables(empty_database_url: str) -> None:
@@ -87,7 +87,7 @@ def test_upgrades_at_once_do_it_once(empty_database_url: str) -> None:
 
 def test_check_before_the_upgrade_names_the_command(empty_database_url: str) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"has no tables yet and needs revision 0004; run `pagemill db upgrade`$"
+        ConfigurationError, match=r"has no tables yet and needs revision 0005; run `pagemill db upgrade`$"
     ):
         schema.check(empty_database_url)
 

@@ -4,6 +4,14 @@ One module per topic; all of them are imported here, so that `Base.metadata` is 
 """
 
 from worker.sql.tables.base import Base, StorableText, UtcDateTime, storable, utc_now
+from worker.sql.tables.documents import (
+    ChunkRow,
+    CollectionRow,
+    DocumentRow,
+    SummaryJobRow,
+    SummaryRow,
+    SummaryState,
+)
 from worker.sql.tables.jobs import (
     UNFINISHED,
     UNFINISHED_INDEX,
@@ -23,6 +31,9 @@ __all__ = [
     "AttemptRow",
     "Base",
     "BatchRow",
+    "ChunkRow",
+    "CollectionRow",
+    "DocumentRow",
     "JobRow",
     "JobStatsRow",
     "LeaderRow",
@@ -30,6 +41,9 @@ __all__ = [
     "ScheduleRow",
     "ScheduleRunRow",
     "StorableText",
+    "SummaryJobRow",
+    "SummaryRow",
+    "SummaryState",
     "UtcDateTime",
     "WorkerHourRow",
     "WorkerRow",
