@@ -17,6 +17,7 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_of_hash: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._num_reusable = 0
 
     @property
     def num_free(self) -> int:
@@ -31,6 +32,16 @@ class BlockPool:
     def num_cached(self) -> int:
         """Blocks with a known content hash, held or free."""
         return len(self._block_of_hash)
+
+    @property
+    def num_reusable(self) -> int:
+        """Blocks that no request holds, with a known content hash."""
+        return self._num_reusable
+
+    @property
+    def ref_counts(self) -> Sequence[int]:
+        """How many requests hold each block."""
+        return self._ref_counts
 
     def find(self, block_hash: bytes) -> int | None:
         """Return the block with this content, or None."""
@@ -57,6 +68,7 @@ class BlockPool:
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
                 del self._free[block_id]
+                self._num_reusable -= self._hashes[block_id] is not None
             self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
@@ -69,6 +81,7 @@ class BlockPool:
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
                 self._free[block_id] = None
+                self._num_reusable += self._hashes[block_id] is not None
 
     def cache(self, block_id: int, block_hash: bytes) -> None:
         """Name a block's content. Content that another block already has keeps that block: duplicates stay nameless."""
@@ -91,6 +104,7 @@ class BlockPool:
         if block_hash is not None:
             del self._block_of_hash[block_hash]
             self._hashes[block_id] = None
+            self._num_reusable -= self._ref_counts[block_id] == 0
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless the counts equal the references in the tables and every index agrees."""
@@ -103,3 +117,5 @@ class BlockPool:
         assert set(self._free) == {b for b, count in enumerate(counts) if count == 0}, "free queue differs from counts"
         named = {block_hash: b for b, block_hash in enumerate(self._hashes) if block_hash is not None}
         assert named == self._block_of_hash, "hash index differs from the blocks' hashes"
+        reusable = sum(block_id in self._free for block_id in named.values())
+        assert self._num_reusable == reusable, "the number of reusable blocks differs"

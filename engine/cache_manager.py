@@ -1,8 +1,9 @@
-"""The KV cache manager: gives requests their blocks, finds prefix hits and keeps the account of blocks held."""
+"""The KV cache manager: gives requests their blocks, finds prefix hits and keeps the accounts of blocks held."""
 
 from collections.abc import Callable, Iterable
 
 from engine.block_hash import block_hash, root_hash
+from engine.block_ledger import BlockLedger, nanoseconds
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.request import Request
@@ -13,6 +14,7 @@ class KVCacheManager:
 
     def __init__(self, config: EngineConfig, model_name: str, clock: Callable[[], float]) -> None:
         self.pool = BlockPool(config.num_blocks)
+        self.block_ledger = BlockLedger(config.num_blocks, nanoseconds(clock()))
         self._block_size = config.block_size
         self._caching = config.enable_prefix_caching
         self._model_name = model_name
@@ -29,8 +31,9 @@ class KVCacheManager:
         num_taken = num_blocks - len(hits) + sum(self.pool.is_free(block_id) for block_id in hits)
         if num_taken > self.pool.num_free:
             return False
-        self.pool.share(hits)
         self._account(request)
+        self.block_ledger.take(request, hits)
+        self.pool.share(hits)
         request.block_ids.extend(hits)
         request.num_cached_blocks = len(hits)
         request.num_computed_tokens = len(hits) * self._block_size
@@ -45,7 +48,9 @@ class KVCacheManager:
         if missing > self.pool.num_free:
             return False
         self._account(request)
-        request.block_ids.extend(self.pool.allocate(missing))
+        taken = self.pool.allocate(missing)
+        self.block_ledger.take(request, taken)
+        request.block_ids.extend(taken)
         request.figures.kv_blocks_peak = max(request.figures.kv_blocks_peak, len(request.block_ids))
         return True
 
@@ -66,10 +71,25 @@ class KVCacheManager:
     def release(self, request: Request) -> None:
         """Give all blocks back; their content stays reusable until it is overwritten."""
         self._account(request)
+        self.block_ledger.give_back(request, request.block_ids)
         self.pool.release(request.block_ids)
         request.block_ids.clear()
         request.num_cached_blocks = 0
         request.num_computed_tokens = 0
+
+    def forget_all(self) -> None:
+        """Let no block's content be reused."""
+        self.advance(nanoseconds(self._clock()))
+        self.pool.forget_all()
+
+    def settle(self, request: Request) -> None:
+        """Bring a request's accounts up to now; it goes on holding its blocks."""
+        self._account(request)
+        self.block_ledger.settle(request, request.block_ids)
+
+    def advance(self, now_ns: int) -> None:
+        """Bring the account of all blocks up to now; before anything changes who holds what, or what is cached."""
+        self.block_ledger.advance(now_ns, self.pool.num_reusable)
 
     def _match_prefix(self, request: Request) -> list[int]:
         if not self._caching:
@@ -92,10 +112,11 @@ class KVCacheManager:
             hashes.append(block_hash(parent, request.token_ids[index * size : (index + 1) * size]))
 
     def _account(self, request: Request) -> None:
-        """Add the blocks held since the last change to the request's block-seconds."""
+        """Add the blocks held since the last change to the request's block-seconds, and all blocks' times."""
         now, figures = self._clock(), request.figures
         figures.kv_block_seconds += len(request.block_ids) * (now - figures.blocks_changed_at)
         figures.blocks_changed_at = now
+        self.advance(nanoseconds(now))
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless the pool agrees with the requests' block tables and these with their tokens."""
@@ -105,3 +126,4 @@ class KVCacheManager:
             assert len(request.block_ids) * self._block_size >= request.num_computed_tokens, "computed beyond blocks"
             assert request.num_computed_tokens <= request.num_tokens, "more computed than known"
         self.pool.check_integrity(tables)
+        self.block_ledger.check_integrity(self.pool.ref_counts)

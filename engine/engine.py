@@ -8,6 +8,7 @@ from typing import Protocol
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
+from engine.ledger import EngineLedger
 from engine.quarantine import DeviceOutOfMemory, EngineBroken, Quarantine
 from engine.request import Request, RequestError, RequestFigures, SamplingParams
 from engine.scheduler import Scheduler, SchedulerOutput, StepLimits
@@ -73,12 +74,13 @@ class Engine:
         self.model = model
         self._runner = runner
         self._clock = clock
-        self.scheduler = Scheduler(config, KVCacheManager(config, model.name, clock), clock, detokenize)
+        cache = KVCacheManager(config, model.name, clock)
+        self.scheduler = Scheduler(config, cache, clock, detokenize)
+        self.ledger = EngineLedger(cache, clock)
         self._quarantine = Quarantine()
         self._limits = self._widest = StepLimits(config.max_num_seqs, config.token_budget)
         self._calm_steps = 0
         self._steps = 0
-        self._computed_tokens = 0
         self._output_tokens = 0
         self._preemptions = 0
 
@@ -139,12 +141,17 @@ class Engine:
             raise
         finished = self._account(plan, tokens)
         self._relax()
+        self.ledger.charge(plan)
         return finished
+
+    def settle(self) -> None:
+        """Bring every unfinished request's figures up to now, for whoever reads them while it is not finished."""
+        for request in self.scheduler.unfinished.values():
+            self.scheduler.cache.settle(request)
 
     def _account(self, plan: SchedulerOutput, tokens: Mapping[str, int | RequestError]) -> list[Request]:
         """Take in what a step computed."""
         self._steps += 1
-        self._computed_tokens += plan.num_tokens
         self._output_tokens += sum(not isinstance(token, RequestError) for token in tokens.values())
         requests = [share.request for share in plan.scheduled]
         suspects = _blocks_of(r for r in requests if isinstance(tokens.get(r.request_id), RequestError))
@@ -158,6 +165,7 @@ class Engine:
         touched = _blocks_of(share.request for share in plan.scheduled)
         self.scheduler.restart()
         self._runner.scrub(touched)
+        self.ledger.charge_failed(plan)
 
     def _isolate(self, plan: SchedulerOutput, error: Exception) -> list[Request]:
         """Suspect the requests of a step that failed, unless the model now fails on anything. Returns the culprit."""
@@ -218,7 +226,7 @@ class Engine:
             blocks_cached=pool.num_cached,
             num_blocks=pool.num_blocks,
             steps=self._steps,
-            computed_tokens=self._computed_tokens,
+            computed_tokens=self.ledger.account.computed_tokens,
             output_tokens=self._output_tokens,
             preemptions=self._preemptions,
         )

@@ -75,6 +75,13 @@ class RequestFigures:
     kv_block_seconds: float = 0.0  # blocks held, shared ones included, integrated over time
     preemptions: int = 0
     blocks_changed_at: float = 0.0  # when the number of blocks held last changed
+    # The ledger's, in whole nanoseconds: they add up.
+    engine_ns: int = 0  # its part of the steps that it was in
+    wasted_ns: int = 0  # of that: for tokens computed before, and for steps that failed
+    recomputed_tokens: int = 0  # of the computed ones: lost to a preemption or a failed step, and computed again
+    reached_tokens: int = 0  # the most that it ever had computed
+    kv_block_share_ns: int = 0  # blocks x time, each block's divided among its holders; see engine.block_ledger
+    kv_block_meter_ns: int = 0  # what the meters of the blocks that it holds stood at
 
 
 @dataclass(slots=True, eq=False)

@@ -226,7 +226,7 @@ class Scheduler:
     def restart(self) -> None:
         """After a step that failed: no block's content can be trusted, so all running requests start over."""
         self._preempt_all()
-        self.cache.pool.forget_all()
+        self.cache.forget_all()
 
     def set_apart(self, request_ids: Container[str]) -> None:
         """Preempt all running requests and put those of `request_ids` first in line, otherwise in their order."""

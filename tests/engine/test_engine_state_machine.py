@@ -1,4 +1,5 @@
-"""Random lives of an engine: whatever happens, each request's output is the one it has alone and no block is lost."""
+"""Random lives of an engine: whatever happens, each request's output is the one it has alone, no block is lost, and the
+ledger adds up."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,7 @@ from tests.engine.fakes import (
     generate_alone,
     make_config,
 )
+from tests.engine.ledger_oracle import LedgerOracle
 
 PREFIXES = ((), (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (9, 8, 7, 6, 5))
 STOPS = ((), ("a",), ("bx", "gh"), ("cz", "d"))
@@ -36,6 +38,7 @@ class EngineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.harness = Harness(make_config())
+        self.oracle = LedgerOracle(self.harness)
         self.unfinished: dict[str, Request] = {}
         self.num_added = 0
 
@@ -56,6 +59,8 @@ class EngineMachine(RuleBasedStateMachine):
                 enable_prefix_caching=caching,
             )
         )
+        self.oracle = LedgerOracle(self.harness)
+        self.harness.runner.on_run = lambda: self.oracle.tick(0.7)
 
     @rule(
         prefix=st.sampled_from(PREFIXES),
@@ -77,6 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
         most = min(config.max_model_len, config.kv_capacity_tokens)
         if prompt and len(prompt) + params.max_tokens <= most:
             self.unfinished[request_id] = self.harness.add(request_id, prompt, params, tenant)
+            self.oracle.requests.append(self.unfinished[request_id])
             return
         with pytest.raises(RequestError) as raised:
             self.harness.add(request_id, prompt, params, tenant)
@@ -85,7 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
         for _ in range(count):
-            self.harness.clock.now += 1.0
+            self.oracle.tick(1.0)
             for request in self.harness.step():
                 assert self.unfinished.pop(request.request_id) is request
                 self.check_finished(request)
@@ -116,6 +122,16 @@ class EngineMachine(RuleBasedStateMachine):
         alone, _ = generate_alone(request.token_ids[: request.num_prompt_tokens], request.params)
         assert alone[: request.num_output_tokens] == request.output_token_ids
 
+    @rule()
+    def wait(self) -> None:
+        """What a loop does that has nothing to do, or whose work comes late."""
+        self.oracle.tick(1.3)
+        self.harness.engine.ledger.charge_idleness()
+
+    @rule()
+    def check_ledger(self) -> None:
+        self.oracle.check()
+
     def check_finished(self, request: Request) -> None:
         assert request.state is RequestState.FINISHED
         assert request.block_ids == []
@@ -145,6 +161,7 @@ class EngineMachine(RuleBasedStateMachine):
                 break
         assert not self.unfinished
         self.harness.assert_idle()
+        self.oracle.check()
 
 
 TestEngineMachine = EngineMachine.TestCase

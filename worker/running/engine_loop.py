@@ -81,8 +81,17 @@ class EngineLoop:
     def run(self) -> None:
         """Step while there is work and wait for commands while there is none, until Stop.
 
-        Raises EngineStepFailed when the engine cannot go on; what was running is then still held.
+        Raises EngineStepFailed when the engine cannot go on; what was running is then still held. Whatever ends it, the
+        figures of unfinished requests are settled: they have cost what they have cost.
         """
+        self.engine.ledger.charge_loading()
+        try:
+            self._run()
+        finally:
+            self.engine.settle()
+            self.engine.ledger.charge_overhead()
+
+    def _run(self) -> None:
         while True:
             idle = not self.engine.has_work
             for command in self._drain(wait=idle):
@@ -94,12 +103,18 @@ class EngineLoop:
             self._step()
 
     def _drain(self, *, wait: bool) -> list[Command]:
-        commands = [self._commands.get()] if wait else []
+        commands = [self._wait()] if wait else []
         while True:
             try:
                 commands.append(self._commands.get_nowait())
             except queue.Empty:
                 return commands
+
+    def _wait(self) -> Command:
+        self.engine.ledger.charge_overhead()
+        command = self._commands.get()
+        self.engine.ledger.charge_idleness()
+        return command
 
     def _expire(self) -> None:
         """End the jobs whose deadline has passed."""
