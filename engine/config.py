@@ -32,3 +32,8 @@ class EngineConfig:
     def kv_capacity_tokens(self) -> int:
         """Tokens that fit in the pool at once."""
         return self.num_blocks * self.block_size
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens, prompt and output together, that a request may have."""
+        return min(self.max_model_len, self.kv_capacity_tokens)

@@ -94,7 +94,11 @@ def test_engine_core_imports_no_torch(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["worker.client", "worker.async_client", "worker.jobs", "worker.settings", "worker.cli.main", "worker.cli.submit"],
+    [
+        *("worker.client", "worker.async_client", "worker.jobs", "worker.settings"),
+        *("worker.cli.main", "worker.cli.submit"),
+        *("worker.openai_api.requests", "worker.openai_api.responses"),
+    ],
 )
 def test_producer_path_imports_nothing_heavy(name: str) -> None:
     assert not modules_loaded_by(f"import {name}") & HEAVY

@@ -57,6 +57,7 @@ class PromptJob(BaseModel):
     the job id, so a second attempt repeats the first.
     `max_retries` None leaves it to RQ's Retry, if the job was enqueued with one, and to the worker's default.
     A job that has not ended by its `deadline` fails then, its output so far kept.
+    `max_tokens` None is as much as fits: what the prompt leaves of the worker's context.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -73,7 +74,7 @@ class PromptJob(BaseModel):
     batch_size: int | None = Field(default=None, ge=1, le=MAX_BATCH_SIZE)
     custom_id: str | None = Field(default=None, min_length=1, max_length=256)
     metadata: dict[str, str] = Field(default_factory=dict, max_length=MAX_METADATA_ENTRIES)
-    max_tokens: int = Field(default=256, ge=1, le=MAX_OUTPUT_TOKENS)
+    max_tokens: int | None = Field(default=256, ge=1, le=MAX_OUTPUT_TOKENS)
     min_tokens: int = Field(default=0, ge=0, le=MAX_OUTPUT_TOKENS)
     temperature: float = Field(default=0.0, ge=0.0, le=2.0, allow_inf_nan=False)
     top_k: int = Field(default=0, ge=0, le=1_000_000)
@@ -137,7 +138,7 @@ class PromptJob(BaseModel):
             raise ValueError("raw takes a prompt only: messages and system need the chat template")
         if self.messages is not None and self.system is not None:
             raise ValueError("system goes with prompt; give it as the first of messages instead")
-        if self.min_tokens > self.max_tokens:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         return self
 
@@ -213,15 +214,16 @@ def _invalid(error: ValidationError) -> InvalidJob:
     elif first["type"] == "extra_forbidden":
         message = f"unknown field; the fields are {', '.join(PromptJob.model_fields)}"
     else:
-        message = f"{message}, got {_shorten(first['input'])}"
+        message = f"{message}, got {shorten(first['input'])}"
     return InvalidJob(field, message)
 
 
 def _plain(name: str) -> str:
     """Return a name as it may stand in a log: a producer may have put anything in its place."""
-    return name if _PLAIN_NAME.fullmatch(name) else _shorten(name)
+    return name if _PLAIN_NAME.fullmatch(name) else shorten(name)
 
 
-def _shorten(value: object) -> str:
+def shorten(value: object) -> str:
+    """Return a value that somebody gave, short enough for a message."""
     text = "NaN" if isinstance(value, float) and math.isnan(value) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

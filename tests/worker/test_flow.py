@@ -149,6 +149,20 @@ def test_job_that_cannot_be_served_fails_with_its_reason(
     assert found[good].state is JobState.DONE
 
 
+def test_without_max_tokens_an_output_may_fill_the_context(connection: redis.Redis, sqlite_store: JobStore) -> None:
+    full = CONFIG.max_model_len
+    jobs = [{"prompt": ENDLESS.ljust(size, "."), "max_tokens": None} for size in (full - 40, full)]
+    fitting, too_long = submit(connection, jobs)
+    make_flow(connection, sqlite_store).run(burst=True)
+    done, refused = sqlite_store.job(fitting), sqlite_store.job(too_long)
+    assert done is not None
+    assert done.result is not None
+    assert (done.result.completion_tokens, done.result.finish_reason) == (40, "length")
+    assert refused is not None
+    assert refused.error_code == "context_length"
+    assert f"prompt has {full} tokens" in (refused.error_message or "")
+
+
 def test_records_that_are_no_jobs_are_dead_lettered_and_never_run(
     connection: redis.Redis, sqlite_store: JobStore
 ) -> None:

@@ -149,10 +149,10 @@ def test_beat_goes_on_after_an_outage(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_every_attempt_at_a_job_has_the_same_seed() -> None:
     job = PromptJob(prompt="hello", temperature=1.0)
-    assert sampling_params(job, "a") == sampling_params(job, "a")
-    assert sampling_params(job, "a").seed != sampling_params(job, "b").seed
-    assert 0 <= sampling_params(job, "a").seed < 2**63
-    assert sampling_params(job.model_copy(update={"seed": 7}), "a").seed == 7
+    assert sampling_params(job, "a", 100) == sampling_params(job, "a", 100)
+    assert sampling_params(job, "a", 100).seed != sampling_params(job, "b", 100).seed
+    assert 0 <= sampling_params(job, "a", 100).seed < 2**63
+    assert sampling_params(job.model_copy(update={"seed": 7}), "a", 100).seed == 7
 
 
 def test_flow_needs_no_torch() -> None:

@@ -145,7 +145,8 @@ class EngineLoop:
     def _add(self, job: HeldJob) -> None:
         claim = job.claim
         try:
-            params = sampling_params(claim.job, claim.job_id)
+            room = self.engine.config.longest_sequence - len(job.prompt)
+            params = sampling_params(claim.job, claim.job_id, room)
             job.request = self.engine.add(claim.execution_id, job.prompt, params, tenant=cache_tenant(claim.job))
         except RequestError as error:
             self._emit(self._outcomes.rejected(job, error))
@@ -179,10 +180,14 @@ def cache_tenant(job: PromptJob) -> str:
     return COMMON_TENANT if job.share_prefix else job.tenant
 
 
-def sampling_params(job: PromptJob, job_id: str) -> SamplingParams:
-    """Return the engine's parameters of a job; without a seed, one that every attempt at the job shares."""
+def sampling_params(job: PromptJob, job_id: str, room: int) -> SamplingParams:
+    """Return the engine's parameters of a job; without a seed, one that every attempt at the job shares.
+
+    `room` is what the prompt leaves of the context, in tokens: a job without `max_tokens` may have it all. Where
+    nothing is left it asks for one token, which the engine refuses with both numbers.
+    """
     return SamplingParams(
-        max_tokens=job.max_tokens,
+        max_tokens=max(1, room) if job.max_tokens is None else job.max_tokens,
         min_tokens=job.min_tokens,
         temperature=job.temperature,
         top_k=job.top_k,

@@ -1,0 +1,107 @@
+"""Results as OpenAI's response and error objects."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from worker.errors import ConfigurationError, InvalidJob, PagemillError, ServiceUnavailable, TryLater
+from worker.openai_api.errors import error_of, error_of_job
+from worker.openai_api.fields import Endpoint
+from worker.openai_api.responses import Choice, Chunks, ResponseHead, Usage, completion
+
+AT = datetime(2026, 3, 1, 12, 0, 0, 900_000, tzinfo=UTC)
+USAGE = Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=8)
+USAGE_OBJECT = {
+    "prompt_tokens": 10,
+    "completion_tokens": 3,
+    "total_tokens": 13,
+    "prompt_tokens_details": {"cached_tokens": 8},
+}
+
+
+def head(endpoint: Endpoint) -> ResponseHead:
+    return ResponseHead(endpoint, "j1", AT, "smollm2")
+
+
+def test_a_chat_completion() -> None:
+    assert completion(head(Endpoint.CHAT), [Choice("Hi", "stop_string")], USAGE) == {
+        "id": "chatcmpl-j1",
+        "object": "chat.completion",
+        "created": 1772366400,
+        "model": "smollm2",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hi", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": USAGE_OBJECT,
+    }
+
+
+def test_a_text_completion_without_knowledge_of_the_cache() -> None:
+    made = completion(head(Endpoint.COMPLETIONS), [Choice("Hi", "length")], Usage(10, 3))
+    assert (made["id"], made["object"]) == ("cmpl-j1", "text_completion")
+    assert made["choices"] == [{"index": 0, "text": "Hi", "logprobs": None, "finish_reason": "length"}]
+    assert made["usage"] == {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+
+
+def streamed(endpoint: Endpoint, *, include_usage: bool) -> list[dict[str, Any]]:
+    chunks = Chunks(head(endpoint), include_usage=include_usage)
+    return [*chunks.opening(), chunks.text("Hi"), *chunks.closing("stop", USAGE)]
+
+
+def test_a_chat_in_chunks() -> None:
+    chunks = streamed(Endpoint.CHAT, include_usage=True)
+    assert {(chunk["id"], chunk["object"]) for chunk in chunks} == {("chatcmpl-j1", "chat.completion.chunk")}
+    *parts, last = chunks
+    assert [chunk["choices"][0]["delta"] for chunk in parts] == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hi"},
+        {},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in parts] == [None, None, "stop"]
+    assert [chunk["usage"] for chunk in parts] == [None, None, None]
+    assert (last["choices"], last["usage"]) == ([], USAGE_OBJECT)
+
+
+def test_a_completion_in_chunks() -> None:
+    chunks = streamed(Endpoint.COMPLETIONS, include_usage=False)
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["Hi", ""]
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "openai_code", "kind"),
+    [
+        ("context_length", 400, "context_length_exceeded", "invalid_request_error"),
+        ("model_not_served", 404, "model_not_found", "invalid_request_error"),
+        ("invalid_token", 400, "invalid_value", "invalid_request_error"),
+        ("numerical_error", 500, "numerical_error", "server_error"),
+        ("poison", 500, "poison", "server_error"),
+        (None, 500, "internal_error", "server_error"),
+    ],
+)
+def test_errors_of_jobs(code: str | None, status: int, openai_code: str, kind: str) -> None:
+    error = error_of_job(code, "why")
+    assert error.status == status
+    assert error.body()["error"]["message"] == "why"
+    assert (error.body()["error"]["code"], error.body()["error"]["type"]) == (openai_code, kind)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "param"),
+    [
+        (InvalidJob("top_k", "is below 0"), 400, "top_k"),
+        (InvalidJob("payload", "is too large"), 400, None),
+        (TryLater("Redis is full"), 503, None),
+        (ServiceUnavailable("cannot reach Redis"), 503, None),
+        (ConfigurationError("x"), 400, None),
+    ],
+)
+def test_errors_of_ours(error: PagemillError, status: int, param: str | None) -> None:
+    api_error = error_of(error)
+    assert (api_error.status, api_error.param, api_error.message) == (status, param, str(error))

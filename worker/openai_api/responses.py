@@ -1,0 +1,111 @@
+"""Results of jobs as OpenAI's response objects: whole, or in chunks as they are generated."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from worker.openai_api.fields import Endpoint
+
+# How an output ended -> OpenAI's word. An output that ended otherwise belongs to a job that failed.
+FINISH_REASONS = {"stop": "stop", "stop_string": "stop", "length": "length"}
+
+_ID_PREFIXES = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
+_OBJECTS = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
+_CHUNK_OBJECTS = {Endpoint.CHAT: "chat.completion.chunk", Endpoint.COMPLETIONS: "text_completion"}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What a response says of its job."""
+
+    endpoint: Endpoint
+    job_id: str
+    created_at: datetime
+    model: str
+
+    @property
+    def response_id(self) -> str:
+        return f"{_ID_PREFIXES[self.endpoint]}-{self.job_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One output. `finish_reason` is a job's: stop, stop_string or length."""
+
+    text: str
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; `cached_tokens` of its prompt came from the prefix cache, None where that is not known."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+def completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+    """Return the `chat.completion` or `text_completion` object of a job that is done."""
+    return {
+        **_frame(head, _OBJECTS[head.endpoint]),
+        "choices": [_choice(head.endpoint, index, choice) for index, choice in enumerate(choices)],
+        "usage": usage_object(usage),
+    }
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Return the `usage` object."""
+    counts: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.cached_tokens is not None:
+        counts["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return counts
+
+
+class Chunks:
+    """The chunk objects of one streamed response, in their order: `opening`, any number of `text`, then `closing`."""
+
+    def __init__(self, head: ResponseHead, *, include_usage: bool) -> None:
+        self._head = head
+        self._include_usage = include_usage
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        """Yield what comes before the first text."""
+        if self._head.endpoint is Endpoint.CHAT:
+            yield self._chunk({"delta": {"role": "assistant", "content": ""}})
+
+    def text(self, text: str) -> dict[str, Any]:
+        """Return the chunk of a piece of the output."""
+        is_chat = self._head.endpoint is Endpoint.CHAT
+        return self._chunk({"delta": {"content": text}} if is_chat else {"text": text})
+
+    def closing(self, finish_reason: str, usage: Usage) -> Iterator[dict[str, Any]]:
+        """Yield what comes after the last text; `finish_reason` is the job's."""
+        is_chat = self._head.endpoint is Endpoint.CHAT
+        last: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
+        yield self._chunk(last, FINISH_REASONS[finish_reason])
+        if self._include_usage:
+            frame = _frame(self._head, _CHUNK_OBJECTS[self._head.endpoint])
+            yield {**frame, "choices": [], "usage": usage_object(usage)}
+
+    def _chunk(self, content: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+        frame = _frame(self._head, _CHUNK_OBJECTS[self._head.endpoint])
+        return {**frame, "choices": [choice], **({"usage": None} if self._include_usage else {})}
+
+
+def _frame(head: ResponseHead, kind: str) -> dict[str, Any]:
+    return {"id": head.response_id, "object": kind, "created": int(head.created_at.timestamp()), "model": head.model}
+
+
+def _choice(endpoint: Endpoint, index: int, choice: Choice) -> dict[str, Any]:
+    ending = {"logprobs": None, "finish_reason": FINISH_REASONS[choice.finish_reason]}
+    if endpoint is Endpoint.COMPLETIONS:
+        return {"index": index, "text": choice.text, **ending}
+    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    return {"index": index, "message": message, **ending}
