@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -34,6 +35,13 @@ def parse_size(value: object) -> object:
     unit = match["unit"].lower().removesuffix("b")
     base = 1024 if unit.endswith("i") else 1000
     return int(float(match["number"]) * base ** _UNIT_EXPONENTS[unit.removesuffix("i")])
+
+
+class LogFormat(StrEnum):
+    """How a log line looks."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +237,9 @@ class Settings(BaseModel):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe message that is logged"
+    )
+    log_format: LogFormat = Field(
+        default=LogFormat.TEXT, description="form of the log: text, or json for one object a line"
     )
     failpoints: Annotated[str, AfterValidator(_are_faults)] = Field(
         default="",

@@ -38,7 +38,7 @@ def test_help_imports_no_command() -> None:
         "print(*sorted(name for name in sys.modules if name.startswith('worker')), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr.split() == ["worker", "worker.cli", "worker.cli.main", "worker.errors"]
+    assert done.stderr.split() == ["worker", "worker.cli", "worker.cli.echo", "worker.cli.main", "worker.errors"]
 
 
 @pytest.mark.parametrize(

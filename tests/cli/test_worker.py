@@ -42,7 +42,7 @@ def test_bad_flags_name_the_field_and_the_limit(run: Run) -> None:
 
 
 def test_log_takes_other_packages_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging("info")
+    configure_logging(Settings(log_level="info"))
     loggers = [logging.getLogger(name) for name in ("worker.running.service", "engine", "rq.worker")]
     loggers[2].setLevel(logging.DEBUG)
     for logger in loggers:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 from click.exceptions import Exit, NoArgsIsHelpError
 
+from worker.cli.echo import tell_error
 from worker.errors import PagemillError
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ def _reporting(action: Callable[[], T]) -> T:
             line = f"{line.removesuffix('.')} (see {error.ctx.command_path} --help)"
     except KeyboardInterrupt:
         raise Exit(INTERRUPTED) from None
-    click.echo(f"error: {' '.join(line.split())}", err=True)
+    tell_error(" ".join(line.split()))
     raise Exit(exit_code)
 
 

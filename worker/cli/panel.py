@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from worker.cli.output import message
 from worker.cli.tables import draw_table
 from worker.errors import PagemillError
-from worker.progress import ReadProgress, WorkerProgress
+from worker.progress import Panel, ReadProgress, WorkerProgress
+from worker.settings_model import LogFormat, Settings
 
 Show = Callable[[WorkerProgress], None]
 
@@ -27,6 +28,11 @@ RATE_SECONDS = 5.0  # span over which tokens per second are measured
 def no_panel(_read: ReadProgress) -> Iterator[None]:
     """Show nothing: the log is enough."""
     yield
+
+
+def panel_for(settings: Settings, panel: Panel) -> Panel:
+    """Return the panel, or none where standard error is a log for machines."""
+    return panel if settings.log_format is LogFormat.TEXT else no_panel
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from worker.cli.logs import configure_logging
-from worker.cli.panel import live_panel
+from worker.cli.panel import live_panel, panel_for
 from worker.cli.supervised import flag_arguments, restart_option, run_supervised
 from worker.cli.worker import check_worker, settings_options, start_worker
 from worker.settings import load_settings
@@ -27,9 +27,9 @@ def up(restart: bool, **flags: Any) -> None:
       pagemill up --model models/SmolLM2-135M-Instruct.Q4_1.gguf
     """
     settings = load_settings(flags)
-    configure_logging(settings.log_level)
+    configure_logging(settings)
     if restart:
         check_worker(settings)
         sys.exit(run_supervised(settings, ["up", "--no-restart", *flag_arguments(flags)]))
     schema.upgrade(settings.sql_url())
-    start_worker(settings, burst=False, panel=live_panel)
+    start_worker(settings, burst=False, panel=panel_for(settings, live_panel))

@@ -7,8 +7,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from worker.cli.logs import configure_logging
-from worker.cli.panel import burst_bar, no_panel
+from worker.cli.logs import adopt_loggers, configure_logging
+from worker.cli.panel import burst_bar, no_panel, panel_for
 from worker.cli.supervised import flag_arguments, restart_option, run_supervised
 from worker.errors import ConfigurationError
 from worker.extras import require_extra
@@ -49,7 +49,9 @@ def start_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
     """Run a worker in this process until it is stopped or, in a burst, until the queues are empty. Raises what
     `check_worker` and `run_worker` raise."""
     check_worker(settings)
-    importlib.import_module(SERVICE).run_worker(settings, burst=burst, panel=panel)
+    service = importlib.import_module(SERVICE)
+    adopt_loggers()
+    service.run_worker(settings, burst=burst, panel=panel)
 
 
 def check_worker(settings: Settings) -> None:
@@ -77,9 +79,9 @@ def worker(burst: bool, restart: bool, **flags: Any) -> None:
       pagemill worker --model meta-llama/Llama-3.1-8B-Instruct --queues urgent,bulk --max-jobs 128
     """
     settings = load_settings(flags)
-    configure_logging(settings.log_level)
+    configure_logging(settings)
     if restart:
         check_worker(settings)
         mode = ["--burst"] if burst else []
         sys.exit(run_supervised(settings, ["worker", "--no-restart", *mode, *flag_arguments(flags)]))
-    start_worker(settings, burst=burst, panel=burst_bar if burst else no_panel)
+    start_worker(settings, burst=burst, panel=panel_for(settings, burst_bar) if burst else no_panel)

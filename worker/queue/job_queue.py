@@ -24,6 +24,7 @@ from rq.rate_limit import RateLimitRegistry, release_slot
 from rq.serializers import JSONSerializer
 
 from worker.errors import PagemillError, ServiceUnavailable
+from worker.log_fields import about
 from worker.queue.access import CANCELLING_KEY, FAILURE_TTL_SECONDS, PAUSED_KEY, QueueAccess
 from worker.queue.claim_replies import Claimed, ReadRecord, read_reply
 from worker.queue.connection import redis_errors
@@ -249,7 +250,11 @@ class JobQueue(QueueAccess):
         except PagemillError:
             raise  # Redis is away: the whole call is to be repeated
         except Exception:  # RQ reads foreign records here; whatever they hold, the end of this job stands
-            logger.exception("job %s has ended, but the jobs that depend on it could not be released", claim.job_id)
+            logger.exception(
+                "job %s has ended, but the jobs that depend on it could not be released",
+                claim.job_id,
+                extra=about(claim),
+            )
 
     def _fill_slots(self, rate_limit: bytes) -> None:
         """Let jobs that wait for a rate limit of RQ's have its free slots."""
@@ -270,7 +275,9 @@ class JobQueue(QueueAccess):
         except PagemillError:
             raise  # Redis is away: the whole call is to be repeated
         except Exception:  # RQ's maintenance frees it, too
-            logger.exception("job %s is delayed, but its rate limit's slot could not be freed", claim.job_id)
+            logger.exception(
+                "job %s is delayed, but its rate limit's slot could not be freed", claim.job_id, extra=about(claim)
+            )
 
 
 def _lease_arguments(claims: Iterable[Lease]) -> list[str | int]:

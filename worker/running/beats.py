@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from rq.defaults import RQ_KEY_PREFIX
 
 from worker.errors import ServiceUnavailable, TryLater
+from worker.log_fields import about
 from worker.queue.connection import redis_errors
 from worker.queue.job_queue import JobQueue
 from worker.queue.suspects import Absolution, Suspects
@@ -95,18 +96,19 @@ class Leases:
                     "job %s was dead-lettered because this worker was cut off for long; queue it again with "
                     "`pagemill dead requeue`",
                     job.claim.job_id,
+                    extra=about(job.claim),
                 )
 
     def _act(self, job: HeldJob, status: str | None, execution_id: str | None) -> None:
-        claim = job.claim
+        claim, extra = job.claim, about(job.claim)
         if status in ("canceled", "stopped"):
-            logger.warning("job %s was cancelled with RQ's tools", claim.job_id)
+            logger.warning("job %s was cancelled with RQ's tools", claim.job_id, extra=extra)
             self._cancel(claim.job_id)
         elif status is None or (status == "started" and execution_id == claim.execution_id):
             # Deleted, or wiped with the whole server: nobody else will run it, so its result is worth having in SQL.
-            logger.warning("job %s: the queue has lost it; its result goes to SQL only", claim.job_id)
+            logger.warning("job %s: the queue has lost it; its result goes to SQL only", claim.job_id, extra=extra)
         else:
-            logger.warning("job %s: its lease ran out, and it is run elsewhere", claim.job_id)
+            logger.warning("job %s: its lease ran out, and it is run elsewhere", claim.job_id, extra=extra)
             self._lose(job)
 
     def _read_records(self, jobs: Sequence[HeldJob]) -> list[tuple[str | None, str | None]]:

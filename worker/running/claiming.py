@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 from worker.errors import ServiceUnavailable, TryLater
 from worker.functions.rq_functions import FunctionWorker
+from worker.log_fields import about
 from worker.queue.claim_replies import Claimed
 from worker.queue.job_queue import Acknowledgement, JobQueue
 from worker.records import TERMINAL_STATES, AttemptState, Claim, DeadRecord, JobState
@@ -104,7 +105,7 @@ class Claimer:
         self._functions.renew_functions(self._queue, self._duty.suspects)
         self._duty.take_over()
         for job_id in self._queue.sweep(self._queues):
-            logger.warning("job %s: its worker fell silent; it runs again, apart", job_id)
+            logger.warning("job %s: its worker fell silent; it runs again, apart", job_id, extra={"job_id": job_id})
         self._duty.seek()
 
     def _may_claim(self) -> bool:
@@ -142,7 +143,8 @@ class Claimer:
     def _hold(self, claims: Sequence[Claim]) -> None:
         now = time.monotonic()
         for earlier in self._held.add(HeldJob(claim, now - claim.age_seconds) for claim in claims):
-            logger.warning("job %s was claimed again; its earlier attempt here ends", earlier.claim.job_id)
+            claim = earlier.claim
+            logger.warning("job %s was claimed again; its earlier attempt here ends", claim.job_id, extra=about(claim))
             self._lose(earlier)
 
     def _begin(self, claims: Sequence[Claim]) -> tuple[DeadRecord, ...]:
@@ -152,7 +154,7 @@ class Claimer:
         terminal = {job_id: state for part in parts for job_id, state in part.terminal.items()}
         self._acknowledge_ended([claim for claim in claims if claim.job_id in terminal], terminal)
         for job_id in frozenset().union(*(part.stale for part in parts)):
-            logger.info("job %s was claimed again before its attempt began", job_id)
+            logger.info("job %s was claimed again before its attempt began", job_id, extra={"job_id": job_id})
         for claim in claims:
             job, attempt = self._held.find(claim.job_id), begun.get(claim.job_id)
             if attempt is None:
@@ -171,7 +173,8 @@ class Claimer:
         owed = [self._recalled(claim, states[claim.job_id]) for claim in claims]
         _, faults = isolating(self._queue.acknowledge, owed)
         for fault in faults:
-            logger.error("job %s cannot be acknowledged", fault.item.claim.job_id, exc_info=fault.error)
+            claim = fault.item.claim
+            logger.error("job %s cannot be acknowledged", claim.job_id, exc_info=fault.error, extra=about(claim))
 
     def _recalled(self, claim: Claim, state: JobState) -> Acknowledgement:
         """Return the acknowledgement that the job's worker owed."""
@@ -188,13 +191,16 @@ class Claimer:
             return
         records = [self._completed(record) for record in self._without_ended(records)]
         for record in records:
-            logger.warning("record %s is dead: %s: %s", record.job_id, record.error_code, record.error_message)
+            code, reason, extra = record.error_code, record.error_message, _about_dead(record)
+            logger.warning("record %s is dead: %s: %s", record.job_id, code, reason, extra=extra)
         _, faults = isolating(self._store.record_dead, records)
         for fault in faults:
-            logger.error("SQL refuses the dead record %s", fault.item.job_id, exc_info=fault.error)
+            record, extra = fault.item, _about_dead(fault.item)
+            logger.error("SQL refuses the dead record %s", record.job_id, exc_info=fault.error, extra=extra)
         _, faults = isolating(self._queue.dead_letter, records)
         for fault in faults:
-            logger.error("record %s cannot be dead-lettered in Redis", fault.item.job_id, exc_info=fault.error)
+            record, extra = fault.item, _about_dead(fault.item)
+            logger.error("record %s cannot be dead-lettered in Redis", record.job_id, exc_info=fault.error, extra=extra)
 
     def _without_ended(self, records: Sequence[DeadRecord]) -> list[DeadRecord]:
         """Leave out guilty jobs that had ended when their worker died once more: SQL has their results. Their leases
@@ -215,6 +221,10 @@ class Claimer:
 
 def _dead_record(fault: Fault[Claim]) -> DeadRecord:
     claim, error = fault.item, fault.error
-    logger.error("SQL refuses an attempt at job %s", claim.job_id, exc_info=error)
+    logger.error("SQL refuses an attempt at job %s", claim.job_id, exc_info=error, extra=about(claim))
     message = f"the worker met an unexpected {type(error).__name__}; its log has the details"
     return DeadRecord(claim.job_id, claim.queue, INTERNAL_ERROR, message, claim.payload_json, claim.enqueued_at)
+
+
+def _about_dead(record: DeadRecord) -> dict[str, object]:
+    return {"job_id": record.job_id, "queue": record.queue}

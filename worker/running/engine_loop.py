@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from engine.engine import Engine
 from engine.request import Request, RequestError, SamplingParams
 from worker.jobs import PromptJob, seed_of
+from worker.log_fields import about
 from worker.records import Outcome
 from worker.running.failpoints import Failpoints, Point
 from worker.running.held import HeldJob
@@ -151,7 +152,7 @@ class EngineLoop:
         except RequestError as error:
             self._emit(self._outcomes.rejected(job, error))
         except Exception as error:  # whatever it is, it is this job's: the engine has not stepped with it
-            logger.exception("job %s could not be added", claim.job_id)
+            logger.exception("job %s could not be added", claim.job_id, extra=about(claim))
             self._emit(self._outcomes.broken(job, error))
         else:
             self._jobs[claim.execution_id] = job

@@ -23,6 +23,7 @@ from worker.backoff import Backoff
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
 from worker.functions.allow_list import AllowList
 from worker.functions.pool import FunctionPool, RunningFunction
+from worker.log_fields import at_hand
 from worker.progress import WorkerProgress
 from worker.queue.connection import redis_errors
 from worker.queue.delayed import DelayedJobs
@@ -257,7 +258,8 @@ class Flow:
         self._queue.requeue(self.worker.take_functions())
 
     def _serve_function(self, function: RunningFunction) -> None:
-        with self._journal.aside(function.execution.id):
+        fields = {"job_id": function.job.id, "queue": function.queue.name}
+        with self._journal.aside(function.execution.id), at_hand(fields):
             self.worker.serve(function)
 
     def _cancel(self, job_id: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from worker.errors import InvalidJob
 from worker.jobs import PromptJob
+from worker.log_fields import about, at_hand
 from worker.records import Outcome
 from worker.running.crash_journal import Journal
 from worker.running.engine_loop import Add
@@ -62,12 +63,12 @@ class Intake:
         started = time.perf_counter()
         try:
             self._check_model(job.claim.job.model)
-            with self._journal.aside(job.claim.execution_id):
+            with self._journal.aside(job.claim.execution_id), at_hand(about(job.claim)):
                 job.prompt = self._encode(job.claim.job)
         except InvalidJob as error:
             self._emit(self._outcomes.rejected(job, error))
         except Exception as error:  # a tokenizer's or a template's bug: this job's end, not the worker's
-            logger.exception("job %s could not be tokenized", job.claim.job_id)
+            logger.exception("job %s could not be tokenized", job.claim.job_id, extra=about(job.claim))
             self._emit(self._outcomes.broken(job, error))
         else:
             job.tokenize_ms = (time.perf_counter() - started) * MS

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from engine.request import Request
 from engine.stopping import Detokenize
 from worker.errors import ServiceUnavailable, TryLater
+from worker.log_fields import about
 from worker.queue.access import TokenDelta
 from worker.queue.job_queue import JobQueue
 from worker.records import Outcome
@@ -136,7 +137,8 @@ class Live:
         try:
             return settled_text(request, self._detokenize)[stream.sent :]
         except Exception:  # the detokenizer's bug: the job's outcome will tell, other jobs stream on
-            logger.exception("the output of job %s cannot be streamed", stream.job.claim.job_id)
+            claim = stream.job.claim
+            logger.exception("the output of job %s cannot be streamed", claim.job_id, extra=about(claim))
             return ""
 
 

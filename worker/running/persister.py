@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from worker.errors import ServiceUnavailable, TryLater
+from worker.log_fields import about
 from worker.queue.job_queue import Delay, JobQueue
 from worker.records import AttemptState, Outcome
 from worker.running.failpoints import Failpoints, Point
@@ -105,7 +106,7 @@ class Persister:
         try:
             return self._outcomes.finished(end)
         except Exception as error:  # a detokenizer's bug, say: this job's end, not the worker's
-            logger.exception("job %s has no outcome", end.claim.job_id)
+            logger.exception("job %s has no outcome", end.claim.job_id, extra=about(end.claim))
             return self._outcomes.broken(end, error)
 
     def _persist(self) -> ServiceUnavailable | TryLater | None:
@@ -126,7 +127,8 @@ class Persister:
         self._failpoints.reach(Point.BEFORE_COMMIT)
         fenced, faults = isolating(self._store.finish_attempts, outcomes)
         for fault in faults:
-            logger.error("the result of job %s is refused", fault.item.claim.job_id, exc_info=fault.error)
+            claim = fault.item.claim
+            logger.error("the result of job %s is refused", claim.job_id, exc_info=fault.error, extra=about(claim))
         refused = [fault for fault in faults if fault.item.state in ENDED_HERE]
         instead = {fault.item.claim.execution_id: broken_off(fault.item, fault.error) for fault in refused}
         if instead:
@@ -145,7 +147,10 @@ class Persister:
             elif outcome.state is AttemptState.LOST:
                 forgotten.append(outcome)
             elif outcome.claim.job_id in fenced:
-                logger.warning("job %s was taken over by another worker; its result is dropped", outcome.claim.job_id)
+                claim = outcome.claim
+                logger.warning(
+                    "job %s was taken over by another worker; its result is dropped", claim.job_id, extra=about(claim)
+                )
                 forgotten.append(outcome)
             elif outcome.retry is not None:
                 self._give_back(outcome)
@@ -158,7 +163,8 @@ class Persister:
             self._to_requeue.append(outcome)
             return
         reason = f"{outcome.error_code}: {outcome.error_message}"
-        logger.warning("job %s is tried again at %s: %s", outcome.claim.job_id, outcome.retry.due_at, reason)
+        claim, due_at = outcome.claim, outcome.retry.due_at
+        logger.warning("job %s is tried again at %s: %s", claim.job_id, due_at, reason, extra=about(claim))
         self._to_delay.append(Delay(outcome.claim, outcome.retry))
 
     def _acknowledge(self) -> None:
@@ -168,7 +174,8 @@ class Persister:
         self._before_acknowledging(outcomes)
         _, faults = isolating(self._queue.acknowledge, [acknowledgement(outcome) for outcome in outcomes])
         for fault in faults:
-            logger.error("job %s cannot be acknowledged", fault.item.claim.job_id, exc_info=fault.error)
+            claim = fault.item.claim
+            logger.error("job %s cannot be acknowledged", claim.job_id, exc_info=fault.error, extra=about(claim))
         cancelled = [outcome.claim.job_id for outcome in outcomes if outcome.state is AttemptState.CANCELLED]
         self._queue.forget_cancelling(cancelled)
         self._failpoints.reach(Point.AFTER_ACKNOWLEDGE)
@@ -189,7 +196,8 @@ class Persister:
         delays = tuple(self._to_delay)
         parts, faults = isolating(self._queue.delay, delays)
         for fault in faults:  # it goes on when its lease runs out
-            logger.error("job %s cannot be delayed", fault.item.claim.job_id, exc_info=fault.error)
+            claim = fault.item.claim
+            logger.error("job %s cannot be delayed", claim.job_id, exc_info=fault.error, extra=about(claim))
         cancelled = frozenset[str]().union(*(part.cancelled for part in parts))
         if cancelled:
             self._store.cancel_queued(cancelled)

@@ -21,6 +21,7 @@ from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choos
 from engine.model_runner import ModelRunner
 from engine.paged_model import UnsupportedModel
 from worker.errors import ConfigurationError
+from worker.log_fields import naming_worker
 from worker.progress import Panel
 from worker.queue.connection import connect
 from worker.queue.redis_url import describe_url
@@ -53,7 +54,10 @@ def run_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
     name = f"pagemill-{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
     try:
         schema.check(settings.sql_url())
-        with journaling(settings.data_dir, name, describe_url(settings.queue_url() or "")) as journal:
+        with (
+            naming_worker(name),
+            journaling(settings.data_dir, name, describe_url(settings.queue_url() or "")) as journal,
+        ):
             flow = _build_flow(name, settings, connection, JobStore(database), journal)
             flow.worker.take_signals()
             with panel(flow.progress):
