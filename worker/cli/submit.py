@@ -11,19 +11,11 @@ import redis
 from worker.cli.options import QueueName, Until, json_option, service_options
 from worker.cli.output import message, print_json
 from worker.cli.progress import Progress, StatusLine
-from worker.cli.prompts import (
-    STDIN,
-    JobFields,
-    ReadJobs,
-    check_jobs,
-    new_jobs,
-    opened_jsonl,
-    parse_metadata,
-    read_prompt,
-)
+from worker.cli.prompts import parse_metadata, read_prompt
 from worker.cli.queues import opened_queue
 from worker.cli.waiting import print_ends
 from worker.errors import ExitCode, InvalidJob, PagemillError, ServiceUnavailable
+from worker.job_files import STDIN, JobFields, ReadJobs, check_jobs, new_jobs, opened_jsonl
 from worker.queue.policy import QueuePolicy
 from worker.queue.submission import CHUNK_JOBS, NewJob, enqueue
 from worker.settings import load_settings
