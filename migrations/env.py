@@ -1,5 +1,8 @@
 """What Alembic runs: the revisions, in one transaction on the connection that `worker.sql.schema` hands over.
 
+The views are no part of single revisions: they go before the first one, since SQLite cannot write a table anew under a
+view, and those of this version are made at the end of its last one.
+
 A developer's `alembic -x url=...` has no connection to hand over and gets one here.
 """
 
@@ -11,6 +14,7 @@ from sqlalchemy import Connection, text
 
 from worker.sql.database import open_database
 from worker.sql.tables import Base, StorableText, UtcDateTime
+from worker.sql.views import create_views, differing_view, drop_views
 
 UPGRADE_LOCK = 0x9A6E_3111  # PostgreSQL's advisory lock: one upgrade at a time
 
@@ -38,7 +42,14 @@ def migrate(connection: Connection) -> None:
     with context.begin_transaction():
         if not is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
-        context.run_migrations()
+        alembic = context.get_context()
+        head = context.get_head_revision()
+        is_settled = alembic.get_current_revision() == head == context.get_revision_argument()
+        if not is_settled or differing_view(connection) is not None:
+            drop_views(connection)
+            context.run_migrations()
+            if alembic.get_current_revision() == head:
+                create_views(connection)
         if is_sqlite:  # its foreign keys are off meanwhile
             broken = connection.execute(text("PRAGMA foreign_key_check")).first()
             assert broken is None, f"a revision broke a foreign key: {broken}"

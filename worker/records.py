@@ -115,6 +115,9 @@ class JobStats:
     prefix_hit_tokens: int
     preemptions: int
     memory_peak_bytes: int  # device peak on a GPU, process peak (RSS) on a CPU
+    # Had its blocks been reserved for prompt and max_tokens at its admission; None of earlier versions.
+    kv_blocks_limit: int | None = None
+    kv_block_seconds_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

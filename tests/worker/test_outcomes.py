@@ -14,7 +14,7 @@ from worker.running.held import HeldJob
 from worker.running.outcomes import OutcomeBuilder
 
 NOW = 1020.0  # on the monotonic clock; 20 s after the claim
-BUILDER = OutcomeBuilder(decode, 1024, lambda: 0, lambda: NOW, Backoff(8.0, 100.0, lambda: 0.5))
+BUILDER = OutcomeBuilder(decode, 16, 1024, lambda: 0, lambda: NOW, Backoff(8.0, 100.0, lambda: 0.5))
 CODES = {kind: [code for code, of in ERROR_CLASSES.items() if of is kind] for kind in ErrorClass}
 
 

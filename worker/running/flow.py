@@ -101,6 +101,7 @@ class Flow:
         self._queue = job_queue = _make_queue(settings, connection, self.worker)
         self._outcomes = outcomes = OutcomeBuilder(
             model.decode,
+            model.engine.config.block_size,
             model.bytes_per_block,
             model.peak_memory_bytes,
             time.monotonic,

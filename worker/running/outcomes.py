@@ -27,19 +27,21 @@ LEASE_LOST = ("lease_lost", "the lease ran out and the job went back to its queu
 class OutcomeBuilder:
     """Builds outcomes for one engine.
 
-    `bytes_per_block` covers all layers; `peak_memory_bytes` reads the device's (or process's) peak; `monotonic` is the
-    engine's clock.
+    `block_size` is in tokens and `bytes_per_block` covers all layers; `peak_memory_bytes` reads the device's (or
+    process's) peak; `monotonic` is the engine's clock.
     """
 
     def __init__(
         self,
         detokenize: Detokenize,
+        block_size: int,
         bytes_per_block: int,
         peak_memory_bytes: Callable[[], int],
         monotonic: Callable[[], float],
         backoff: Backoff,
     ) -> None:
         self._detokenize = detokenize
+        self._block_size = block_size
         self._bytes_per_block = bytes_per_block
         self._peak_memory_bytes = peak_memory_bytes
         self._monotonic = monotonic
@@ -151,6 +153,8 @@ class OutcomeBuilder:
         gaps = sorted(later - earlier for earlier, later in pairwise(times))
         # Enqueued on the producer's clock, claimed on Redis's: a skew must not give a negative time.
         queue_ms = max(0.0, (job.claim.claimed_at - job.claim.enqueued_at).total_seconds() * MS)
+        blocks_limit = -(-(request.num_prompt_tokens + request.params.max_tokens) // self._block_size)
+        admitted_at = figures.finished_at if figures.admitted_at is None else figures.admitted_at
         return JobStats(
             queue_ms=queue_ms,
             tokenize_ms=job.tokenize_ms,
@@ -164,6 +168,8 @@ class OutcomeBuilder:
             prefix_hit_tokens=figures.prefix_hit_tokens,
             preemptions=figures.preemptions,
             memory_peak_bytes=self._peak_memory_bytes(),
+            kv_blocks_limit=blocks_limit,
+            kv_block_seconds_limit=blocks_limit * (figures.finished_at - admitted_at),
         )
 
 

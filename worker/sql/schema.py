@@ -16,8 +16,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 
 from worker.errors import ConfigurationError
-from worker.sql.database import database_errors, open_database, place_of, reading
+from worker.sql.database import database_errors, open_database, place_of, reading, writing
 from worker.sql.tables import Base
+from worker.sql.views import differing_view
 
 SCRIPT_LOCATION = "migrations:"  # package, then a path in it
 
@@ -56,7 +57,9 @@ def downgrade(url: str, revision: str) -> None:
 
 
 def check(url: str) -> None:
-    """Raise ConfigurationError unless the database is at `head()` and its tables are what this version expects."""
+    """Raise ConfigurationError unless the database is at `head()`, and its tables and views are what this version
+    expects.
+    """
     with _opened(url) as engine, reading(engine) as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         revision = context.get_current_revision()
@@ -72,6 +75,7 @@ def check(url: str) -> None:
                 f"the database at {place_of(engine.url)} was changed by hand: it is at revision {revision} but differs "
                 f"in {len(differences)} places, first {_describe(differences[0])}"
             )
+        _check_views(engine, revision)
 
 
 @contextmanager
@@ -110,6 +114,17 @@ def _suspend_foreign_keys(connection: Connection) -> None:
     driver_connection = connection.connection.driver_connection
     if isinstance(driver_connection, sqlite3.Connection):
         driver_connection.execute("PRAGMA foreign_keys=OFF")
+
+
+def _check_views(engine: Engine, revision: str) -> None:
+    opened = reading if engine.dialect.name == "sqlite" else writing  # PostgreSQL's are compared with views of a moment
+    with opened(engine) as connection:
+        difference = differing_view(connection)
+    if difference is not None:
+        raise ConfigurationError(
+            f"the database at {place_of(engine.url)} was changed by hand: it is at revision {revision} but "
+            f"{difference}; `pagemill db upgrade` makes the views anew"
+        )
 
 
 def _describe(difference: Any) -> str:

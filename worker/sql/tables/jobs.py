@@ -128,6 +128,8 @@ class JobStatsRow(Base):
     prefix_hit_tokens: Mapped[int]
     preemptions: Mapped[int]
     memory_peak_bytes: Mapped[int]
+    kv_blocks_limit: Mapped[int | None]
+    kv_block_seconds_limit: Mapped[float | None]
 
 
 class WorkerRow(Base):
