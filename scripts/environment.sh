@@ -29,6 +29,18 @@ find_python() {
     fail "Python 3.11 or newer is needed; name one with PYTHON=/path/to/python3"
 }
 
+# Bring the browser that the tests of HTML reports drive, where it is missing and this user may install it.
+ensure_browser() {
+    if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then return; fi
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        say "browser: no chromium and chromedriver here; the tests that need them are skipped"
+        return
+    fi
+    say "browser: installing chromium"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        chromium chromium-driver; } >/dev/null || say "browser: apt-get could not install chromium"
+}
+
 # Install this repository with the given extras (for example "engine,dev") at the exact versions of constraints.txt.
 # A stamp in the environment remembers what was installed, so that an unchanged one needs no network.
 ensure_environment() {

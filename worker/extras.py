@@ -7,13 +7,13 @@ from types import ModuleType
 from worker.errors import ConfigurationError
 
 
-def require_extra(package: str, purpose: str) -> None:
-    """Raise ConfigurationError when a package of the `engine` extra is missing; `purpose` begins the message."""
-    if find_spec(package) is None:
-        raise ConfigurationError(f"{purpose} needs the {package} package: pip install 'pagemill[engine]'")
+def require_extra(package: str, purpose: str, *, extra: str = "engine") -> None:
+    """Raise ConfigurationError when a package of an extra is missing; `purpose` begins the message."""
+    if find_spec(package.partition(".")[0]) is None:
+        raise ConfigurationError(f"{purpose} needs the {package} package: pip install 'pagemill[{extra}]'")
 
 
-def import_extra(package: str, purpose: str) -> ModuleType:
-    """Import a package of the `engine` extra, or raise ConfigurationError as `require_extra` does."""
-    require_extra(package, purpose)
+def import_extra(package: str, purpose: str, *, extra: str = "engine") -> ModuleType:
+    """Import a package of an extra, or raise ConfigurationError as `require_extra` does."""
+    require_extra(package, purpose, extra=extra)
     return importlib.import_module(package)

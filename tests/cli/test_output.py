@@ -9,8 +9,9 @@ from rich.console import Console
 
 from worker.cli import output, panel
 from worker.cli.output import for_display, print_json
-from worker.cli.tables import draw_table, format_bytes, format_value, plain_table
+from worker.cli.tables import draw_table, format_value, plain_table
 from worker.progress import Panel, WorkerProgress
+from worker.readable import format_bytes
 
 PROGRESS = WorkerProgress(
     waiting={"default": 3},

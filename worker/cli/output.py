@@ -5,7 +5,6 @@ Tables are in `worker.cli.tables`, which needs rich; a producer's path does not.
 
 import dataclasses
 import json
-import re
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -14,12 +13,7 @@ from typing import Any
 
 import click
 
-# ANSI sequences (CSI, OSC and two-character ones), then control characters other than tab and newline, then the
-# marks that reverse the direction of text: each could make a terminal show something else than what was generated.
-_UNSAFE = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]?"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u202a-\u202e\u2066-\u2069]"
-)
+from worker.readable import without_controls
 
 
 def is_terminal() -> bool:
@@ -29,7 +23,7 @@ def is_terminal() -> bool:
 
 def for_display(text: str) -> str:
     """Return a model's or a user's text as it may be printed: exact in a pipe or a file, harmless on a terminal."""
-    return _UNSAFE.sub("", text) if is_terminal() else text
+    return without_controls(text) if is_terminal() else text
 
 
 def print_text(text: str) -> None:
@@ -39,7 +33,12 @@ def print_text(text: str) -> None:
 
 def print_json(value: object) -> None:
     """Print one JSON document, in ASCII so that no terminal acts on it."""
-    click.echo(json.dumps(value, default=_to_json, indent=2))
+    click.echo(json_text(value))
+
+
+def json_text(value: object) -> str:
+    """Return one JSON document in ASCII, on several lines."""
+    return json.dumps(value, default=_to_json, indent=2)
 
 
 def print_json_line(value: object) -> None:

@@ -8,9 +8,10 @@ import click
 from engine.plan import Deployment, MemoryPlan, ModelShape, plan_memory
 from worker.cli.options import Size, json_option
 from worker.cli.output import message, print_json
-from worker.cli.tables import format_bytes, print_fields, print_table
+from worker.cli.tables import print_fields, print_table
 from worker.errors import ExitCode
 from worker.model_shape import DescribedShape, read_shape
+from worker.readable import format_bytes
 from worker.settings import load_settings
 
 KV_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}

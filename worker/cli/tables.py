@@ -13,12 +13,14 @@ from rich.text import Text
 from worker.cli.output import for_display, is_terminal
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; columns of numbers are set to the right."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[bool] | None = None
+) -> None:
+    """Print a table. Columns of numbers are set to the right, or those that `right` says."""
     if is_terminal():
-        Console().print(draw_table(title, columns, rows))
+        Console().print(draw_table(title, columns, rows, right=right))
     else:
-        click.echo(plain_table(title, columns, rows))
+        click.echo(plain_table(title, columns, rows, right=right))
 
 
 def print_fields(title: str, fields: Mapping[str, object]) -> None:
@@ -26,25 +28,29 @@ def print_fields(title: str, fields: Mapping[str, object]) -> None:
     print_table(title, ("field", "value"), list(fields.items()))
 
 
-def draw_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+def draw_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[bool] | None = None
+) -> Table:
     """Return a table for a terminal."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for name, right in zip(columns, _numeric_columns(columns, rows), strict=True):
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for name, is_right in zip(columns, right or _numeric_columns(columns, rows), strict=True):
+        table.add_column(name, justify="right" if is_right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(for_display(format_value(value))) for value in row))
     return table
 
 
-def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def plain_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[bool] | None = None
+) -> str:
     """Return a table as text, one line for each row."""
     lines = [list(columns), *([" ".join(format_value(value).split()) for value in row] for row in rows)]
-    numeric = _numeric_columns(columns, rows)
+    numeric = right or _numeric_columns(columns, rows)
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     text = [f"{title}:"]
     for line in lines:
         cells = zip(line, widths, numeric, strict=True)
-        padded = [cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells]
+        padded = [cell.rjust(width) if is_right else cell.ljust(width) for cell, width, is_right in cells]
         text.append(f"  {'  '.join(padded)}".rstrip())
     return "\n".join(text)
 
@@ -64,14 +70,6 @@ def format_value(value: object) -> str:
     if isinstance(value, Enum):
         return str(value.value)
     return str(value)
-
-
-def format_bytes(size: float) -> str:
-    """Return a size in the binary unit that suits it: "1.5 GiB"."""
-    amount, units = size, ["B", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:.4g} {units[0]}"
 
 
 def _numeric_columns(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:

@@ -1,0 +1,3 @@
+"""Fixtures of the reports' tests."""
+
+pytest_plugins = ["tests.browser"]

@@ -1,0 +1,104 @@
+"""A report as a table: columns with units, rows of plain values, a line over time for each row."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, get_type_hints
+
+from worker.reports.units import Unit, readable, unit_of
+
+Value = str | int | float | datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`name` is the machine formats' and ends in the unit where it has one; `title` is what people read."""
+
+    name: str
+    title: str
+    unit: Unit
+    is_whole: bool = False  # its values are integers
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """One figure over time, for a sparkline under each row: evenly spaced, None where nothing ended."""
+
+    title: str  # what it shows and how wide a step is
+    lines: tuple[tuple[float | None, ...], ...]  # one for each of the table's rows
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTable:
+    """What one report says. Every row has a value for every column; None is unknown."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    trend: Trend | None = None
+    is_record: bool = False  # one row that people read from top to bottom
+    notes: tuple[str, ...] = ()
+
+    def readable_rows(self) -> list[list[str]]:
+        """Return the rows as people read them."""
+        metric = next((at for at, column in enumerate(self.columns) if column.name == "metric"), None)
+        return [[self._readable(row, at, metric) for at in range(len(self.columns))] for row in self.rows]
+
+    def records(self) -> list[dict[str, Value]]:
+        """Return the rows by column name, as machine formats have them."""
+        names = [column.name for column in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+    def column(self, name: str) -> tuple[Value, ...]:
+        """Return one column's values, from the first row to the last."""
+        at = [column.name for column in self.columns].index(name)
+        return tuple(row[at] for row in self.rows)
+
+    def _readable(self, row: tuple[Value, ...], at: int, metric: int | None) -> str:
+        unit = self.columns[at].unit
+        if at == metric:
+            return title_of(str(row[at]))
+        if unit is Unit.BY_METRIC and metric is not None:
+            unit = unit_of(str(row[metric]))
+        return readable(row[at], unit)
+
+
+HIDDEN_UNITS = ("_ms", "_at", "_s", "_seconds")
+GROUP = "group"  # the field of a row that tells what it is about
+
+
+def columns_of(row_type: type[Any], *, by_metric: bool = False) -> tuple[Column, ...]:
+    """Return a column for each field of a frozen dataclass but its group, with the unit that the field's name tells.
+
+    `by_metric` says that the row has a field `metric`, whose value tells the unit of its fractional fields.
+    """
+    hints = get_type_hints(row_type)
+    columns = []
+    for field in dataclasses.fields(row_type):
+        if field.name == GROUP:
+            continue
+        kinds = _kinds(hints[field.name])
+        unit = Unit.TEXT if str in kinds else unit_of(field.name)
+        if by_metric and float in kinds:
+            unit = Unit.BY_METRIC
+        columns.append(Column(field.name, title_of(field.name), unit, is_whole=float not in kinds and str not in kinds))
+    return tuple(columns)
+
+
+def title_of(name: str) -> str:
+    """Return a figure's name as people call it, without the unit, which the values show: "ttft", "output tokens"."""
+    words = name.replace("completion_tokens", "output_tokens")
+    if not words.endswith("_per_s"):
+        words = next((words.removesuffix(unit) for unit in HIDDEN_UNITS if words.endswith(unit)), words)
+    return words.replace("_", " ")
+
+
+def rows_of(rows: Sequence[Any], columns: Sequence[Column]) -> tuple[tuple[Value, ...], ...]:
+    """Return dataclass rows as values: their group first, then a field for each column."""
+    return tuple((*getattr(row, GROUP, ()), *(getattr(row, column.name) for column in columns)) for row in rows)
+
+
+def _kinds(hint: Any) -> set[type]:
+    return set(getattr(hint, "__args__", (hint,)))

@@ -1,0 +1,56 @@
+"""A report's time in even steps: how wide a step is, where each begins, what to call it. All in UTC."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from worker.readable import format_span
+
+MINUTE, HOUR, DAY = 60, 3_600, 86_400
+STEPS = (*(minutes * MINUTE for minutes in (1, 5, 15, 30)), *(hours * HOUR for hours in (1, 3, 6, 12)), DAY, 7 * DAY)
+MONTH = 28 * DAY  # of whole weeks, so that no two months differ in length
+MAX_STEPS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`count` steps of `step_s` seconds, the first from `start`, which is a multiple of the step since 1970."""
+
+    start: datetime
+    step_s: int
+    count: int
+
+    def moments(self) -> list[datetime]:
+        """Return the beginning of each step."""
+        return [self.start + timedelta(seconds=self.step_s * at) for at in range(self.count)]
+
+    def spread(self, values: Mapping[datetime, float | None]) -> tuple[float | None, ...]:
+        """Return a value for each step, None for those that `values` does not name."""
+        return tuple(values.get(moment) for moment in self.moments())
+
+    def label(self, moment: datetime) -> str:
+        """Return a step's beginning in full: "Nov 29, 14:00", or the day where a step is days long."""
+        return moment.strftime("%b %-d, %H:%M" if self.step_s < DAY else "%b %-d, %Y")
+
+    @property
+    def step(self) -> str:
+        """How long a step is, in words that follow "per": "hour", "15 min"."""
+        return {MINUTE: "minute", HOUR: "hour", DAY: "day", 7 * DAY: "week"}.get(self.step_s) or format_span(
+            self.step_s
+        )
+
+
+def timeline_over(first: datetime, last: datetime) -> Timeline:
+    """Return the finest steps of which at most 60 hold both moments. A year or ten are as good as an hour."""
+    step = next((step for step in STEPS if _count(first, last, step) <= MAX_STEPS), MONTH)
+    while _count(first, last, step) > MAX_STEPS:
+        step += MONTH
+    return Timeline(start=_floor(first, step), step_s=step, count=_count(first, last, step))
+
+
+def _count(first: datetime, last: datetime, step_s: int) -> int:
+    return int((_floor(last, step_s) - _floor(first, step_s)).total_seconds()) // step_s + 1
+
+
+def _floor(moment: datetime, step_s: int) -> datetime:
+    return datetime.fromtimestamp(int(moment.timestamp()) // step_s * step_s, UTC)
