@@ -28,6 +28,22 @@ def render_type(kind: str, value: Any, _context: AutogenContext) -> str | Litera
     return False
 
 
+def run_with_views(connection: Connection) -> None:
+    """Run the revisions without views, and make the views if that leads to the latest one."""
+    alembic, head = context.get_context(), context.get_head_revision()
+    try:
+        destination = context.get_revision_argument()
+    except KeyError:  # a developer's `revision` goes nowhere
+        context.run_migrations()
+        return
+    if alembic.get_current_revision() == head == destination and differing_view(connection) is None:
+        return
+    drop_views(connection)
+    context.run_migrations()
+    if alembic.get_current_revision() == head:
+        create_views(connection)
+
+
 def migrate(connection: Connection) -> None:
     """Run what the command asked for; all of it or nothing."""
     is_sqlite = connection.dialect.name == "sqlite"
@@ -42,14 +58,7 @@ def migrate(connection: Connection) -> None:
     with context.begin_transaction():
         if not is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
-        alembic = context.get_context()
-        head = context.get_head_revision()
-        is_settled = alembic.get_current_revision() == head == context.get_revision_argument()
-        if not is_settled or differing_view(connection) is not None:
-            drop_views(connection)
-            context.run_migrations()
-            if alembic.get_current_revision() == head:
-                create_views(connection)
+        run_with_views(connection)
         if is_sqlite:  # its foreign keys are off meanwhile
             broken = connection.execute(text("PRAGMA foreign_key_check")).first()
             assert broken is None, f"a revision broke a foreign key: {broken}"
