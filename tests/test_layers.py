@@ -95,7 +95,7 @@ def test_engine_core_imports_no_torch(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("worker.client", "worker.async_client", "worker.jobs", "worker.settings"),
+        *("worker.client", "worker.async_client", "worker.outbox", "worker.jobs", "worker.settings"),
         *("worker.cli.main", "worker.cli.submit"),
         *("worker.openai_api.requests", "worker.openai_api.responses"),
     ],

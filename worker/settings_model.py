@@ -14,6 +14,7 @@ from worker.running.failpoints import parse_faults
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 DATABASE_SCHEMES = ("sqlite", "postgresql", "postgres", "sqlite+pysqlite", "postgresql+psycopg")
 QUEUE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+QUEUE_RULE = "up to 128 letters, digits, '.', '_' and '-'"
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) *(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):)?(?P<port>\d{1,5})", re.ASCII)
 LOCALHOST = "127.0.0.1"
@@ -74,7 +75,7 @@ def _split_names(value: object) -> object:
 
 def _is_queue_name(name: str) -> str:
     if not QUEUE_PATTERN.fullmatch(name):
-        raise ValueError("names are up to 128 letters, digits, '.', '_' and '-'")
+        raise ValueError(f"names are {QUEUE_RULE}")
     return name
 
 
@@ -217,6 +218,13 @@ class Settings(BaseModel):
         le=86_400.0,
         allow_inf_nan=False,
         description="time between two searches for jobs that SQL has and Redis lost",
+    )
+    outbox_seconds: float = Field(
+        default=0.5,
+        ge=0.01,
+        le=3600.0,
+        allow_inf_nan=False,
+        description="time between two looks into the outbox, where apps put jobs in their own transactions",
     )
     record: bool = Field(
         default=True, description="submit writes jobs to SQL before Redis, so that a lost queue can be rebuilt"

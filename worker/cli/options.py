@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from worker.settings_model import QUEUE_PATTERN, parse_size
+from worker.settings_model import QUEUE_PATTERN, QUEUE_RULE, parse_size
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,7 +68,7 @@ class QueueName(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name, or fail with what it may consist of."""
         if not QUEUE_PATTERN.fullmatch(value):
-            self.fail(f"{value!r} is not a queue's name: up to 128 letters, digits, '.', '_' and '-'", param, ctx)
+            self.fail(f"{value!r} is not a queue's name: {QUEUE_RULE}", param, ctx)
         return str(value)
 
 

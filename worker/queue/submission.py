@@ -5,6 +5,7 @@ faster, and the name of the tenant beside it. SQL comes first: a queue that is l
 """
 
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ NO_TIMEOUT = -1  # RQ's: a job ends by its own limits, never because it waited i
 CHUNK_JOBS = 500  # per transaction: bounds the time that one takes
 DESCRIPTION_CHARACTERS = 75  # of each argument, as RQ cuts them
 MICROSECOND = timedelta(microseconds=1)
+JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)  # of an id that a producer chooses
+JOB_ID_RULE = "1 to 128 letters, digits, '-' and '_'"
 
 PromptLike = PromptJob | Mapping[str, Any] | str  # a job, its JSON object, or only its prompt
 

@@ -42,6 +42,8 @@ class Point(StrEnum):
     BEFORE_COMMIT = "before_commit"  # generated; SQL does not know
     AFTER_COMMIT = "after_commit"  # SQL knows; Redis does not
     AFTER_ACKNOWLEDGE = "after_acknowledge"
+    OUTBOX_RECORDED = "outbox_recorded"  # of a relay: `jobs` has what the outbox had; Redis has it not
+    OUTBOX_QUEUED = "outbox_queued"  # Redis has it too; it is still in the outbox
 
 
 class Action(StrEnum):

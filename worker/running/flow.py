@@ -5,7 +5,7 @@
     engine             steps
     persister          commits to SQL, then acknowledges in Redis
     live               cancels, streams tokens
-    upkeep             leases, presence, reconciling: three threads, see worker.running.upkeep
+    upkeep             leases, presence, reconciling, outbox: four threads, see worker.running.upkeep
 
 Torch-free: the model comes as an engine and two functions.
 """
@@ -124,6 +124,7 @@ class Flow:
             suspects,
             self._loop,
             self._persister,
+            failpoints,
         )
         self.health_port: int | None = None  # while somebody may ask there
         self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
@@ -193,7 +194,7 @@ class Flow:
         drain = Drain(self._claimer, self._delayed, self._held, self._failure, self._settings.sweep_seconds)
         try:
             if burst:
-                self._upkeep.reconcile()  # a burst may be over before the first beat
+                self._upkeep.catch_up()  # a burst may be over before the first beat
             self.worker.drain_queues(drain, burst=burst)
             self._hand_back_unrecorded()
             self.worker.finish_held(drain, self._settings.drain_seconds)

@@ -3,6 +3,7 @@
 leases      renews them in Redis, with the worker's entry in RQ's lists
 presence    says in SQL that worker and engine are there
 reconcile   compares SQL with Redis now and then
+outbox      queues what apps have submitted within their own transactions
 """
 
 import logging
@@ -11,13 +12,15 @@ from datetime import timedelta
 
 import redis
 
-from worker.errors import ServiceUnavailable, TryLater
+from worker.errors import PagemillError, ServiceUnavailable, TryLater
+from worker.outbox.relaying import Relay
 from worker.queue.job_queue import JobQueue
 from worker.queue.suspects import Suspects
 from worker.reconciling import RealRepairs, Reconciler
 from worker.rq_worker import PagemillWorker
 from worker.running.beats import Beat, Leases
 from worker.running.engine_loop import EngineLoop
+from worker.running.failpoints import Failpoints
 from worker.running.health import Health, HealthReport
 from worker.running.held import HeldJobs
 from worker.running.persister import Persister
@@ -43,6 +46,7 @@ class Upkeep:
         suspects: Suspects,
         loop: EngineLoop,
         persister: Persister,
+        failpoints: Failpoints,
     ) -> None:
         self._store = store
         self._worker = worker
@@ -56,10 +60,18 @@ class Upkeep:
             settings.reconcile_seconds,
             stopped=lambda: self._beats["reconcile"].is_stopped,
         )
+        self._relay = Relay(
+            store,
+            connection,
+            settings.result_ttl_seconds,
+            failpoints,
+            stopped=lambda: self._beats["outbox"].is_stopped,
+        )
         self._beats = {
             "leases": Beat(self._beat_in_redis, settings.beat_seconds, "renew leases"),
             "presence": Beat(self._beat_in_sql, settings.beat_seconds, "beat in SQL"),
             "reconcile": Beat(self._chore.run, settings.sweep_seconds, "reconcile the queue with SQL"),
+            "outbox": Beat(self._empty_outbox, settings.outbox_seconds, "empty the outbox"),
         }
         self._health = Health(
             settings,
@@ -81,12 +93,14 @@ class Upkeep:
         """Return the worker's health now; from any thread."""
         return self._health.report()
 
-    def reconcile(self) -> None:
-        """Rebuild a queue that was lost, if it is time to. Services that do not answer are logged."""
+    def catch_up(self) -> None:
+        """Rebuild a queue that was lost, if it is time to, and empty the outbox. Services that do not answer are
+        logged."""
         try:
             self._chore.run()
+            self._empty_outbox()
         except (ServiceUnavailable, TryLater) as error:
-            logger.warning("the queue is not reconciled with SQL: %s", error)
+            logger.warning("the queue may lack jobs that SQL has: %s", error)
 
     def stop(self) -> None:
         """Let the threads end."""
@@ -100,6 +114,14 @@ class Upkeep:
             self._store.stop_worker(self._worker.name)
         except ServiceUnavailable as error:
             logger.warning("cannot say in SQL that the worker stopped: %s", error)
+
+    def _empty_outbox(self) -> None:
+        try:
+            self._relay.run()
+        except PagemillError:
+            raise
+        except Exception:  # nothing that is wrong with an app's rows may end the worker
+            logger.exception("emptying the outbox failed")
 
     def _beat_in_redis(self) -> None:
         self._leases.renew()

@@ -6,13 +6,14 @@ from datetime import datetime, timedelta
 from sqlalchemy import Engine
 
 from worker.records import Claim, DeadRecord, JobState, Outcome
-from worker.sql import attempt_ends, attempts, dead_letters, fleet, job_changes, lookups, unfinished
+from worker.sql import attempt_ends, attempts, dead_letters, fleet, job_changes, lookups, outbox, unfinished
 from worker.sql.attempts import BegunAttempts
 from worker.sql.database import reading, writing
 from worker.sql.dead_letters import DeadFilter, DeadJob
 from worker.sql.fleet import WorkerCounters, WorkerDetail, WorkerRecord
 from worker.sql.job_changes import SubmittedJob
 from worker.sql.lookups import BatchProgress, JobDetail, JobResult, StateCount
+from worker.sql.outbox import OutboxPage, OutboxStatus
 from worker.sql.tables import utc_now
 from worker.sql.unfinished import UnfinishedJob, UnfinishedJobs
 
@@ -108,6 +109,26 @@ class JobStore:
         """Delete dead jobs for good; return the ids of those that were dead."""
         with writing(self._engine) as connection:
             return dead_letters.delete_dead(connection, job_ids)
+
+    # The outbox.
+
+    def take_outbox(self, limit: int) -> OutboxPage:
+        """Record the outbox's next rows as jobs, or dead-letter them. See `outbox.take`."""
+        with reading(self._engine) as connection:  # mostly there are none, and a look takes no lock
+            if not outbox.has_rows(connection, self._clock()):
+                return OutboxPage((), ())
+        with writing(self._engine) as connection:
+            return outbox.take(connection, limit, self._clock())
+
+    def clear_outbox(self, row_ids: Iterable[int]) -> None:
+        """Delete rows of the outbox whose jobs Redis has."""
+        with writing(self._engine) as connection:
+            outbox.clear(connection, row_ids)
+
+    def outbox_status(self) -> OutboxStatus:
+        """Count what is in the outbox."""
+        with reading(self._engine) as connection:
+            return outbox.count(connection)
 
     # Workers.
 

@@ -23,6 +23,7 @@ from worker.sql.tables.jobs import (
     WorkerRow,
 )
 from worker.sql.tables.ledger import WorkerHourRow
+from worker.sql.tables.outbox import OutboxRow
 from worker.sql.tables.schedules import LeaderRow, ScheduleRow, ScheduleRunRow
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "JobRow",
     "JobStatsRow",
     "LeaderRow",
+    "OutboxRow",
     "ResultRow",
     "ScheduleRow",
     "ScheduleRunRow",
