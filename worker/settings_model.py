@@ -20,6 +20,7 @@ _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):)?(?P<por
 LOCALHOST = "127.0.0.1"
 MAX_PORT = 65_535
 HIDDEN: Any = {"hidden": True}  # of a setting that no help mentions
+SERVING: Any = {"serving": True}  # of a setting that is `pagemill serve`'s alone
 _UNIT_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -51,6 +52,11 @@ class Address:
 
     host: str
     port: int  # 0 is any that is free
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -243,6 +249,52 @@ class Settings(BaseModel):
         default=None,
         description="where a worker serves /healthz and /livez: HOST:PORT, or PORT on this machine alone",
     )
+    serve_address: Annotated[str, AfterValidator(_is_address)] = Field(
+        default="8000",
+        description="where pagemill serve listens: HOST:PORT, or PORT on this machine alone",
+        json_schema_extra=SERVING,
+    )
+    serve_keys: Literal["auto", "required", "off"] = Field(
+        default="auto",
+        description="whether requests need an API key; auto: unless only this machine can reach serve_address",
+        json_schema_extra=SERVING,
+    )
+    serve_queue: QueueName = Field(
+        default="default", description="queue into which requests go", json_schema_extra=SERVING
+    )
+    serve_max_requests: int = Field(
+        default=256, ge=1, le=10_000, description="requests that are answered at once", json_schema_extra=SERVING
+    )
+    serve_max_waiting: int = Field(
+        default=1_000,
+        ge=1,
+        le=100_000_000,
+        description="jobs waiting in serve_queue above which requests are turned away",
+        json_schema_extra=SERVING,
+    )
+    serve_timeout_seconds: float = Field(
+        default=600.0,
+        ge=0.1,
+        le=86_400.0,
+        allow_inf_nan=False,
+        description="time for one answer, after which its job fails",
+        json_schema_extra=SERVING,
+    )
+    serve_worker_wait_seconds: float = Field(
+        default=10.0,
+        ge=0.0,
+        le=3600.0,
+        allow_inf_nan=False,
+        description="time that a request waits for a worker where none is alive",
+        json_schema_extra=SERVING,
+    )
+    serve_max_file_bytes: ByteSize = Field(
+        default=200_000_000,
+        ge=1,
+        le=10_000_000_000,
+        description="largest file that is taken, for example 200MB",
+        json_schema_extra=SERVING,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe message that is logged"
     )
@@ -276,6 +328,10 @@ class Settings(BaseModel):
     def health_listener(self) -> Address | None:
         """Return where the health endpoint is to listen, if anywhere."""
         return parse_address(self.health_address) if self.health_address else None
+
+    def serve_listener(self) -> Address:
+        """Return where `pagemill serve` is to listen."""
+        return parse_address(self.serve_address)
 
     def queue_url(self) -> str | None:
         """Return the Redis URL with its password, or None for the embedded queue."""

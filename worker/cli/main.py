@@ -39,6 +39,8 @@ COMMANDS = {
     "tenant": LazyCommand("worker.cli.tenant", "tenant", "Limit what a tenant may have of the workers."),
     "dead": LazyCommand("worker.cli.dead", "dead", "Dead-lettered jobs: list, show, queue again, purge."),
     "reconcile": LazyCommand("worker.cli.reconcile", "reconcile", "Queue again what SQL has and Redis lost."),
+    "serve": LazyCommand("worker.cli.serve", "serve", "Serve OpenAI's HTTP interface in front of the queue."),
+    "keys": LazyCommand("worker.cli.keys", "keys", "Make and revoke the API keys of `pagemill serve`."),
     "outbox": LazyCommand("worker.cli.outbox", "outbox", "Jobs that apps submit within their own transactions."),
     "report": LazyCommand("worker.cli.report", "report", "Report on finished jobs: summary, latency, memory, prefix."),
     "plan": LazyCommand("worker.cli.plan", "plan", "Compute what fits in a device's memory."),

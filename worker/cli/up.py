@@ -8,14 +8,14 @@ import click
 from worker.cli.logs import configure_logging
 from worker.cli.panel import live_panel, panel_for
 from worker.cli.supervised import flag_arguments, restart_option, run_supervised
-from worker.cli.worker import check_worker, settings_options, start_worker
+from worker.cli.worker import WORKER_SETTINGS, check_worker, settings_options, start_worker
 from worker.settings import load_settings
 from worker.sql import schema
 
 
 @click.command()
 @restart_option
-@settings_options
+@settings_options(WORKER_SETTINGS)
 def up(restart: bool, **flags: Any) -> None:
     """Run the queue, the migrations and a worker, and show what happens in a live panel.
 

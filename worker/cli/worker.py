@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import click
@@ -14,12 +14,15 @@ from worker.errors import ConfigurationError
 from worker.extras import require_extra
 from worker.progress import Panel
 from worker.settings import load_settings
-from worker.settings_model import HIDDEN, Settings
+from worker.settings_model import HIDDEN, SERVING, Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 SERVICE = "worker.running.service"  # imported when a worker runs: it brings the engine, which takes seconds
+WORKER_SETTINGS = [
+    name for name, field in Settings.model_fields.items() if field.json_schema_extra not in (HIDDEN, SERVING)
+]
 VALUE_NAMES = {
     "redis_url": "URL",
     "database_url": "URL",
@@ -28,21 +31,26 @@ VALUE_NAMES = {
     "functions": "NAME,...",
     "kv_memory_bytes": "SIZE",
     "health_address": "HOST:PORT",
+    "serve_address": "HOST:PORT",
+    "serve_queue": "NAME",
+    "serve_max_file_bytes": "SIZE",
 }
 
 
-def settings_options(command: Callable[P, R]) -> Callable[P, R]:
-    """Add a flag for every setting, described as the setting is."""
-    for name, field in reversed(Settings.model_fields.items()):
-        if field.json_schema_extra is HIDDEN:
-            continue
-        flag = name.replace("_", "-")
-        if field.annotation is bool:
-            option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=field.description)
-        else:
-            option = click.option(f"--{flag}", name, metavar=VALUE_NAMES.get(name, "VALUE"), help=field.description)
-        command = option(command)
-    return command
+def settings_options(names: Iterable[str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that adds a flag for each of these settings, described as the setting is."""
+
+    def add_flags(command: Callable[P, R]) -> Callable[P, R]:
+        for name in reversed(list(names)):
+            field, flag = Settings.model_fields[name], name.replace("_", "-")
+            if field.annotation is bool:
+                option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=field.description)
+            else:
+                option = click.option(f"--{flag}", name, metavar=VALUE_NAMES.get(name, "VALUE"), help=field.description)
+            command = option(command)
+        return command
+
+    return add_flags
 
 
 def start_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
@@ -65,7 +73,7 @@ def check_worker(settings: Settings) -> None:
 @click.command()
 @click.option("--burst", is_flag=True, help="End when all is done: nothing waits, is held or backs off.")
 @restart_option
-@settings_options
+@settings_options(WORKER_SETTINGS)
 def worker(burst: bool, restart: bool, **flags: Any) -> None:
     """Run a worker: claim jobs, run many of them at once, write their results to SQL.
 

@@ -25,10 +25,13 @@ from worker.sql.tables.jobs import (
 from worker.sql.tables.ledger import WorkerHourRow
 from worker.sql.tables.outbox import OutboxRow
 from worker.sql.tables.schedules import LeaderRow, ScheduleRow, ScheduleRunRow
+from worker.sql.tables.serving import ApiFileRow, ApiKeyRow
 
 __all__ = [
     "UNFINISHED",
     "UNFINISHED_INDEX",
+    "ApiFileRow",
+    "ApiKeyRow",
     "AttemptRow",
     "Base",
     "BatchRow",
