@@ -1,8 +1,10 @@
 """report, db, doctor, config and plan."""
 
 import json
+import sqlite3
 import struct
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet
@@ -100,6 +102,24 @@ def test_db_upgrade_current_and_check(run: Run, tmp_path: Path) -> None:
     assert "already at" in run("db", "upgrade", "--database-url", url).stderr
     assert run("db", "current", "--database-url", url).stdout == f"{schema.head()} (up to date)\n"
     assert run("db", "check", "--database-url", url).exit_code == 0
+
+
+def test_db_check_prints_each_difference(run: Run, environ: dict[str, str], tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "pagemill.db")) as connection:
+        connection.execute("CREATE TABLE orders (id INTEGER)")
+        in_others_table = run("db", "check")
+        connection.execute("ALTER TABLE jobs ADD COLUMN note TEXT")
+        connection.execute("DROP INDEX ix_jobs_ended_at")
+    result = run("db", "check")
+    assert (in_others_table.exit_code, result.exit_code) == (0, 78)
+    assert "1 tables of others are here too: orders" in in_others_table.stderr
+    assert [line.split() for line in result.stdout.splitlines()[2:]] == [
+        ["table", "jobs", "index", "ix_jobs_ended_at", "is", "missing", "breaking"],
+        ["table", "jobs", "column", "note", "is", "extra", "extra"],
+    ]
+    document = json.loads(run("db", "check", "--json").stdout)
+    assert document["other_tables"] == ["orders"]
+    assert [difference["harm"] for difference in document["differences"]] == ["breaking", "extra"]
 
 
 def test_doctor_of_a_sound_machine(run: Run) -> None:

@@ -168,10 +168,10 @@ def test_waste_and_costs(database: Engine) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("DROP VIEW prefix_savings", "view prefix_savings is missing"),
+        ("DROP VIEW prefix_savings", "view prefix_savings: is missing"),
         (
             "DROP VIEW failures; CREATE VIEW failures AS SELECT error_code FROM jobs",
-            "view failures has another definition",
+            "view failures: has another definition",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_change_of_a_view_by_hand_is_found_and_mended(empty_database_url: str, c
         for statement in change.split("; "):
             connection.execute(text(statement))
         connection.execute(text("CREATE VIEW of_my_own AS SELECT id FROM jobs"))
-    with pytest.raises(ConfigurationError, match=f"changed by hand: .* but {complaint}; `pagemill db upgrade` makes"):
+    with pytest.raises(ConfigurationError, match=f"changed by hand: .* first {complaint}; `pagemill db upgrade` makes"):
         schema.check(empty_database_url)
     schema.upgrade(empty_database_url)
     schema.check(empty_database_url)

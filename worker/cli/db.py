@@ -1,11 +1,15 @@
 """`pagemill db`: the database's tables."""
 
+import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from worker.cli.options import json_option, store_options
 from worker.cli.output import message, print_json, print_text
+from worker.cli.tables import print_table
+from worker.errors import ExitCode
 from worker.settings import load_settings
 from worker.sql import schema
 
@@ -54,12 +58,29 @@ def current(as_json: bool, **flags: Any) -> None:
 
 @db.command()
 @store_options
-def check(**flags: Any) -> None:
+@json_option
+def check(as_json: bool, **flags: Any) -> None:
     """Check that the tables are exactly what this version needs; exit 78 when they are not.
 
+    Each difference is printed: what is missing or changed, and what others added to our tables. Workers start with
+    what is marked extra, and do not with what is marked breaking. Tables of others in the same database are named, and
+    no fault.
+
     \b
-    Example:
+    Examples:
       pagemill db check && pagemill worker
+      pagemill db check --json
     """
-    schema.check(load_settings(flags).sql_url())
-    message(f"the tables are at revision {schema.head()}, as this version needs them")
+    report = schema.examine(load_settings(flags).sql_url())
+    if as_json:
+        print_json({"head": schema.head(), **asdict(report)})
+    elif report.differences:
+        rows = [(f"{item.kind} {item.name}", item.what, item.harm) for item in report.differences]
+        print_table("Differences", ("where", "difference", "kind"), rows)
+    if report.other_tables:
+        message(f"{len(report.other_tables)} tables of others are here too: {', '.join(report.other_tables)}")
+    where = f"the tables are at revision {report.revision}" + (" of a later version" if report.is_later else "")
+    if report.differences:
+        message(f"{where}, and differ in {len(report.differences)} places from what this version needs")
+        sys.exit(ExitCode.CONFIGURATION)
+    message(f"{where}, {'and have all that' if report.is_later else 'as'} this version needs")

@@ -3,24 +3,26 @@
 The revisions are the package `migrations`, which Alembic finds by name: nothing here imports it.
 """
 
+import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 from alembic import command
-from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 
 from worker.errors import ConfigurationError
-from worker.sql.database import database_errors, open_database, place_of, reading, writing
+from worker.sql.database import database_errors, open_database, parse_database_url, place_of, reading, writing
+from worker.sql.drift import Difference, Harm, find_differences, find_view_differences, other_tables
 from worker.sql.tables import Base
-from worker.sql.views import differing_view
 
 SCRIPT_LOCATION = "migrations:"  # package, then a path in it
+
+logger = logging.getLogger(__name__)
 
 
 def head() -> str:
@@ -56,26 +58,65 @@ def downgrade(url: str, revision: str) -> None:
         command.downgrade(_config(connection), revision)
 
 
+@dataclass(frozen=True, slots=True)
+class SchemaReport:
+    """How a database compares with what this version expects."""
+
+    revision: str
+    is_later: bool  # a later version's revision, which this one does not know
+    differences: tuple[Difference, ...]  # of a later one: what this version would miss, or what would refuse its rows
+    other_tables: tuple[str, ...]  # that are not ours
+
+
 def check(url: str) -> None:
-    """Raise ConfigurationError unless the database is at `head()`, and its tables and views are what this version
-    expects.
+    """Raise ConfigurationError unless this version can work with the database: it is at `head()`, or at a later
+    version's revision, and nothing is missing that this version needs. What others added is logged.
     """
-    with _opened(url) as engine, reading(engine) as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        revision = context.get_current_revision()
-        _refuse_unknown(revision, engine)
-        if revision != head():
-            has = "has no tables yet" if revision is None else f"is at revision {revision}"
+    report = examine(url)
+    place = place_of(parse_database_url(url))
+    breaking = [difference for difference in report.differences if difference.harm is Harm.BREAKING]
+    if report.is_later:
+        if breaking:
             raise ConfigurationError(
-                f"the database at {place_of(engine.url)} {has} and needs revision {head()}; run `pagemill db upgrade`"
+                f"the database at {place} is at revision {report.revision} of a later version of Pagemill, with which "
+                f"this one cannot work ({breaking[0]}); install that version"
             )
-        differences = compare_metadata(context, Base.metadata)
-        if differences:
-            raise ConfigurationError(
-                f"the database at {place_of(engine.url)} was changed by hand: it is at revision {revision} but differs "
-                f"in {len(differences)} places, first {_describe(differences[0])}"
-            )
-        _check_views(engine, revision)
+        logger.warning(
+            "the database at %s is at revision %s of a later version, and still has all that this one needs",
+            place,
+            report.revision,
+        )
+    elif breaking:
+        raise ConfigurationError(
+            f"the database at {place} was changed by hand: it is at revision {report.revision} but differs in "
+            f"{len(breaking)} places, first {breaking[0]}; see `pagemill db check`"
+        )
+
+
+def examine(url: str) -> SchemaReport:
+    """Compare the database with what this version expects. Raises ServiceUnavailable, and ConfigurationError for one
+    that has no tables yet or is at an earlier revision.
+    """
+    with _opened(url) as engine:
+        with reading(engine) as connection:
+            context = MigrationContext.configure(connection)
+            revision = context.get_current_revision()
+            is_later = revision is not None and not _is_known(revision)
+            if revision is None or (revision != head() and not is_later):
+                has = "has no tables yet" if revision is None else f"is at revision {revision}"
+                raise ConfigurationError(
+                    f"the database at {place_of(engine.url)} {has} and needs revision {head()}; "
+                    "run `pagemill db upgrade`"
+                )
+            differences = find_differences(connection, Base.metadata)
+            others = other_tables(connection, Base.metadata, context.version_table)
+        if is_later:  # what it has besides is its own business, and so are its views
+            differences = tuple(difference for difference in differences if difference.harm is Harm.BREAKING)
+        else:
+            opened = reading if engine.dialect.name == "sqlite" else writing  # PostgreSQL's are compared with new ones
+            with opened(engine) as connection:
+                differences += find_view_differences(connection)
+        return SchemaReport(revision, is_later, differences, others)
 
 
 @contextmanager
@@ -98,9 +139,12 @@ def _script() -> ScriptDirectory:
     return ScriptDirectory.from_config(_config())
 
 
+def _is_known(revision: str) -> bool:
+    return revision in {script.revision for script in _script().walk_revisions()}
+
+
 def _refuse_unknown(revision: str | None, engine: Engine) -> None:
-    known = {script.revision for script in _script().walk_revisions()}
-    if revision is not None and revision not in known:
+    if revision is not None and not _is_known(revision):
         raise ConfigurationError(
             f"the database at {place_of(engine.url)} is at revision {revision}, which this version of Pagemill "
             f"does not know; it needs {head()}: install a later version"
@@ -114,21 +158,3 @@ def _suspend_foreign_keys(connection: Connection) -> None:
     driver_connection = connection.connection.driver_connection
     if isinstance(driver_connection, sqlite3.Connection):
         driver_connection.execute("PRAGMA foreign_keys=OFF")
-
-
-def _check_views(engine: Engine, revision: str) -> None:
-    opened = reading if engine.dialect.name == "sqlite" else writing  # PostgreSQL's are compared with views of a moment
-    with opened(engine) as connection:
-        difference = differing_view(connection)
-    if difference is not None:
-        raise ConfigurationError(
-            f"the database at {place_of(engine.url)} was changed by hand: it is at revision {revision} but "
-            f"{difference}; `pagemill db upgrade` makes the views anew"
-        )
-
-
-def _describe(difference: Any) -> str:
-    first = difference[0] if isinstance(difference, list) else difference
-    operation, *subjects = first
-    names = [str(getattr(subject, "name", subject)) for subject in subjects if subject is not None]
-    return f"{operation} {' '.join(names)}"

@@ -40,8 +40,8 @@ def drop_views(connection: Connection) -> None:
             ) from None
 
 
-def differing_view(connection: Connection) -> str | None:
-    """Return the first view that is missing or not what this version makes, in words; None if all are right.
+def differing_view(connection: Connection) -> tuple[str, str] | None:
+    """Return the first view that is missing or not what this version makes, and which it is; None if all are right.
 
     PostgreSQL keeps no text of a view: to compare, one is made for a moment, in the caller's transaction. Where the
     user may not do so, or the server is a standby, a view that is there passes.
@@ -52,11 +52,11 @@ def differing_view(connection: Connection) -> str | None:
     for view in views(connection.dialect.name):
         found = definition(connection, view.name)
         if found is None:
-            return f"view {view.name} is missing"
+            return view.name, "is missing"
         if can_compare:
             expected = view.statement if is_sqlite else _expected_in_postgresql(connection, view)
             if found != expected:
-                return f"view {view.name} has another definition"
+                return view.name, "has another definition"
     return None
 
 
