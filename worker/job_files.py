@@ -3,7 +3,6 @@
 What may be long is read twice, line by line: once to check every job, once to submit them.
 """
 
-import json
 import shutil
 import sys
 import tempfile
@@ -14,11 +13,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from worker.errors import InvalidJob, PagemillError
-from worker.jobs import MAX_PAYLOAD_BYTES
+from worker.jsonl import read_json_lines, utf8_text
 from worker.queue.submission import NewJob, prepare_one, valid_payload
 
 STDIN = "-"
-MAX_LINE_BYTES = 6 * MAX_PAYLOAD_BYTES + 65_536  # JSON may escape a character of one byte with six
 MOST_JOBS = 999_999_999  # of a batch, for checking jobs whose number is not known yet
 
 JobFields = tuple[str | None, Mapping[str, Any]]  # where it stands, the fields of the job
@@ -89,25 +87,14 @@ def _read_lines(file: IO[bytes], start: int) -> Iterator[JobFields]:
 
     `start` is where the first line begins. Raises InvalidJob naming the line that is neither.
     """
-    file.seek(start)
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        place = f"line {number}"
-        if len(line) > MAX_LINE_BYTES:
-            raise InvalidJob(place, f"has more than {MAX_LINE_BYTES} bytes")
-        text = decode(line, place)
-        if number == 1:
-            text = text.removeprefix("\ufeff")
-        if text.strip():
-            yield place, _read_line(place, text)
+    for line in read_json_lines(file, start):
+        place = f"line {line.number}"
+        if line.fault is not None:
+            raise InvalidJob(place, line.fault)
+        yield place, _job_fields(place, line.value)
 
 
-def _read_line(place: str, text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidJob(place, f"is not JSON: {error}") from None
+def _job_fields(place: str, value: object) -> Mapping[str, Any]:
     if isinstance(value, str):
         return {"prompt": value}
     if isinstance(value, dict):
@@ -123,9 +110,9 @@ def name_of(path: str) -> str:
 def decode(data: bytes, name: str) -> str:
     """Return UTF-8 text. Raises InvalidJob, which calls it `name`."""
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidJob(name, f"is not UTF-8: byte {data[error.start]:#04x} at position {error.start}") from None
+        return utf8_text(data)
+    except ValueError as error:
+        raise InvalidJob(name, str(error)) from None
 
 
 def _placed(place: str | None, error: InvalidJob) -> str:

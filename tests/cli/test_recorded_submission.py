@@ -16,7 +16,8 @@ from tests.cli.conftest import PROGRAM, ROOT, CannedWorker, Run, RunProcess
 from tests.cli.test_submit import connection_url, payloads
 from worker.client import CHUNK_JOBS
 from worker.errors import PagemillError
-from worker.job_files import MAX_LINE_BYTES, check_jobs, new_jobs, opened_jsonl
+from worker.job_files import check_jobs, new_jobs, opened_jsonl
+from worker.jsonl import MAX_LINE_BYTES
 from worker.queue.connection import connect
 from worker.records import JobState
 from worker.sql.store import JobStore

@@ -4,6 +4,7 @@ One module per topic; all of them are imported here, so that `Base.metadata` is 
 """
 
 from worker.sql.tables.base import Base, StorableText, UtcDateTime, storable, utc_now
+from worker.sql.tables.batch_files import BatchFaultRow, BatchFileRow
 from worker.sql.tables.documents import (
     ChunkRow,
     CollectionRow,
@@ -34,6 +35,8 @@ __all__ = [
     "ApiKeyRow",
     "AttemptRow",
     "Base",
+    "BatchFaultRow",
+    "BatchFileRow",
     "BatchRow",
     "ChunkRow",
     "CollectionRow",
