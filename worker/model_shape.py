@@ -56,6 +56,14 @@ def locate_model(model: str) -> Path | None:
     raise ConfigurationError(f"model: {model} is neither a folder, a .gguf file nor a hub id such as owner/name")
 
 
+def short_name(model: str) -> str:
+    """Return what people call a model: a file's or folder's own name, or the hub id."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    return path.stem if path.is_file() else path.resolve().name
+
+
 def shape_from_config(config: Mapping[str, Any], where: str, num_parameters: int | None = None) -> DescribedShape:
     """Return the shape in a transformers `config.json`; `where` names it in errors.
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 from worker.batch.line_set import LineSet
@@ -10,6 +10,7 @@ from worker.batch.records import LineFault
 from worker.batch.seen_ids import SeenIds
 from worker.jobs import shorten
 from worker.jsonl import JsonLine, read_json_lines
+from worker.model_shape import short_name
 from worker.openai_api.errors import RequestRefused, model_refusal, refusal
 from worker.openai_api.fields import Endpoint
 from worker.openai_api.requests import parse_endpoint, parse_request
@@ -24,21 +25,21 @@ class RequestRules:
     """What a file's requests are read by.
 
     `max_tokens` holds for requests that do not say; `model` answers all of them, whatever model they name. `served` are
-    the names of the models that workers serve, None where nobody knows.
+    the names of the models that workers serve, None where nobody knows. `extra` are fields of every job.
     """
 
-    tenant: str
     endpoint: Endpoint | None = None  # None is the first good line's
     max_tokens: int | None = None
     model: str | None = None
     served: frozenset[str] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
     """A line that can be served: the JSON object of its job."""
 
-    number: int
+    line: int  # from 1
     custom_id: str
     payload: Mapping[str, Any]
 
@@ -99,12 +100,12 @@ class RequestReader:
     def _payload(self, endpoint: Endpoint, custom_id: str, body: Any) -> Mapping[str, Any]:
         if self._rules.model is not None and isinstance(body, Mapping):
             body = {**body, "model": self._rules.model}
-        extra = {"tenant": self._rules.tenant, "custom_id": custom_id}
+        extra = {**self._rules.extra, "custom_id": custom_id}
         parsed = parse_request(endpoint, body, defaults=self._defaults, extra=extra)
         if parsed.stream:
             raise refusal("stream", "the requests of a batch are not streamed")
         model, served = parsed.payload.get("model"), self._rules.served
-        if model is not None and served is not None and model not in served:
+        if model is not None and served is not None and not {model, short_name(model)} & served:
             raise model_refusal(model, f"the workers serve {' or '.join(sorted(served))}")
         return parsed.payload
 
@@ -126,14 +127,10 @@ def check_file(
     num_requests = num_faults = 0
     with SeenIds() as seen:
         for num_requests, line in enumerate(reader.read(file), start=1):
-            fault: LineFault | None
-            if isinstance(line, LineFault):
-                fault = line
+            fault = line if isinstance(line, LineFault) else _duplicate(line, seen) or visit(line)
+            if fault is None:
+                good.add(line.line)
             else:
-                good.add(line.number)
-                fault = _duplicate(line, seen) or visit(line)
-            if fault is not None:
-                good.discard(fault.line)
                 num_faults += 1
                 faults.append(fault)
             if len(faults) >= FAULTS_AT_ONCE:
@@ -152,8 +149,8 @@ def digest_of(file: IO[bytes]) -> str:
 
 
 def _duplicate(line: RequestLine, seen: SeenIds) -> LineFault | None:
-    first = seen.add(line.custom_id, line.number)
+    first = seen.add(line.custom_id, line.line)
     if first is None:
         return None
     message = f"custom_id: {shorten(line.custom_id)} is that of line {first} already"
-    return LineFault(line.number, line.custom_id, message, DUPLICATE, "custom_id")
+    return LineFault(line.line, line.custom_id, message, DUPLICATE, "custom_id")

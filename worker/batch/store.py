@@ -5,7 +5,7 @@ that it has. One that a command writes the output of stays at `finalizing` until
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -15,10 +15,11 @@ from sqlalchemy import Connection, Engine, RowMapping, and_, case, func, insert,
 from worker.batch.records import BatchFile, BatchStatus, LineFault, RequestCounts
 from worker.openai_api.fields import Endpoint
 from worker.records import TERMINAL_STATES, JobState
-from worker.running.outcomes import DEADLINE_EXCEEDED
 from worker.sql.database import reading, upserting, writing
 from worker.sql.tables import BatchFaultRow, BatchFileRow, BatchRow, JobRow, utc_now
+from worker.sql.unfinished import DEADLINE_EXCEEDED
 
+FAULTS_AT_ONCE = 500
 FIELDS = tuple(BatchFile.__dataclass_fields__)
 
 
@@ -104,10 +105,8 @@ class BatchStore:
 
     def reopen(self, batch_id: str) -> None:
         """Take a batch that ended back to where its jobs run: some of them were queued again."""
-        self._change(
-            batch_id,
-            **dict.fromkeys(("finalizing_at", "completed_at", "expired_at", "num_completed", "num_failed")),
-        )
+        ends = ("finalizing_at", "completed_at", "expired_at", "cancelling_at", "cancelled_at")
+        self._change(batch_id, **dict.fromkeys((*ends, "num_completed", "num_failed")))
 
     # Reading.
 
@@ -131,8 +130,14 @@ class BatchStore:
             batches = [_batch(row) for row in connection.execute(statement).mappings()]
         return [self._current(batch) for batch in batches]
 
-    def faults(self, batch_id: str, after_line: int, limit: int) -> list[LineFault]:
-        """Return the next lines at fault behind `after_line`."""
+    def all_faults(self, batch_id: str) -> Iterator[LineFault]:
+        """Yield the lines at fault, in their order."""
+        after = 0
+        while faults := self._faults(batch_id, after, FAULTS_AT_ONCE):
+            yield from faults
+            after = faults[-1].line
+
+    def _faults(self, batch_id: str, after_line: int, limit: int) -> list[LineFault]:
         columns = [getattr(BatchFaultRow, name) for name in LineFault.__dataclass_fields__]
         statement = select(*columns).where(BatchFaultRow.batch_id == batch_id, BatchFaultRow.line > after_line)
         with reading(self.engine) as connection:

@@ -29,6 +29,7 @@ COMMANDS = {
     "up": LazyCommand("worker.cli.up", "up", "Run the queue, the migrations and a worker, with a live panel."),
     "worker": LazyCommand("worker.cli.worker", "worker", "Run a worker that drains the queues."),
     "submit": LazyCommand("worker.cli.submit", "submit", "Submit prompts and print their job ids."),
+    "batch": LazyCommand("worker.cli.batch", "batch", "Run files of requests in OpenAI's batch format."),
     "status": LazyCommand("worker.cli.status", "status", "Show the queues, the workers, or the state of some jobs."),
     "show": LazyCommand("worker.cli.show", "show", "Show one job: its prompt, output, figures and attempts."),
     "tail": LazyCommand("worker.cli.tail", "tail", "Print a job's output as it is generated."),

@@ -90,6 +90,25 @@ class Since(click.ParamType[datetime]):
             self.fail(f"{value!r} is not a time; write for example 1h, 7d, 2026-05-01 or 2026-05-01T08:00", param, ctx)
 
 
+class Span(click.ParamType[timedelta]):
+    """A span of time: 90s, 30m, 12h, 7d, 2w."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """Return the span, or fail with the forms that are understood."""
+        if isinstance(value, timedelta):
+            return value
+        span = _SPAN.fullmatch(value)
+        try:
+            length = timedelta(0) if span is None else timedelta(**{_UNITS[span["unit"]]: float(span["number"])})
+        except OverflowError:
+            length = timedelta(0)
+        if length <= timedelta(0):
+            self.fail(f"{value!r} is not a span of time; write for example 30m, 12h or 7d", param, ctx)
+        return length
+
+
 class Until(click.ParamType[str]):
     """A moment to come: a span from now (30s, 10m, 2h, 1d), or an ISO date and time, local by default."""
 

@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 import time
-from pathlib import Path
 from uuid import uuid4
 
 import redis
@@ -22,6 +21,7 @@ from engine.model_runner import ModelRunner
 from engine.paged_model import UnsupportedModel
 from worker.errors import ConfigurationError
 from worker.log_fields import naming_worker
+from worker.model_shape import short_name
 from worker.progress import Panel
 from worker.queue.connection import connect
 from worker.queue.redis_url import describe_url
@@ -72,7 +72,7 @@ def _build_flow(
 ) -> Flow:
     loaded = _load(settings)
     config = _engine_config(settings, loaded)
-    name = _short_name(loaded.identity.name)
+    name = short_name(loaded.identity.name)
     tokenizer = Tokenizer(loaded.folder)
     runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
     device, bytes_per_block = loaded.model.device, runner.cache.shape.bytes_per_block
@@ -109,14 +109,6 @@ def _runner(settings: Settings, runner: ModelRunner, tokenizer: Tokenizer, journ
         logger.warning("failpoints are set: this worker fails on purpose (%s)", settings.failpoints)
     is_to_fail = any(fault.point is Point.IN_STEP for fault in faults)
     return JournaledRunner(FailingRunner(runner, faults, tokenizer.decode) if is_to_fail else runner, journal)
-
-
-def _short_name(source: str) -> str:
-    """Return what people call a model: a file's or folder's own name, or the hub id."""
-    path = Path(source)
-    if not path.exists():
-        return source
-    return path.stem if path.is_file() else path.resolve().name
 
 
 def _load(settings: Settings) -> LoadedModel:
