@@ -101,16 +101,12 @@ def embedded_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
 
 @pytest.fixture(params=["embedded", "redis"])
 def queue_connection(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
-    """An empty queue; the test runs once on the embedded server and once on a real Redis.
-
-    The latter is PAGEMILL_TEST_REDIS_URL, or database 15 of the one on this machine: it is flushed.
-    """
+    """An empty queue; the test runs once on the embedded server and once on a real Redis, which is flushed."""
     if request.param == "embedded":
         connection = connect(None, request.getfixturevalue("embedded_data_dir"))
     else:
-        url = os.environ.get("PAGEMILL_TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
         try:
-            connection = connect(url, Path())
+            connection = connect(request.getfixturevalue("redis_url"), Path())
         except ServiceUnavailable as error:
             missing_service(f"no Redis server: {error}")
     connection.flushdb()

@@ -24,9 +24,10 @@ def embedded_machine(tmp_path: Path, smollm2_gguf: Path) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def server_machine(request: pytest.FixtureRequest, tmp_path: Path, smollm2_gguf: Path) -> Iterator[Machine]:
+def server_machine(
+    request: pytest.FixtureRequest, redis_url: str, tmp_path: Path, smollm2_gguf: Path
+) -> Iterator[Machine]:
     """A machine on a real Redis and a real PostgreSQL."""
-    redis_url = os.environ.get("PAGEMILL_TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
     redis_url = urlsplit(redis_url)._replace(path=REDIS_DATABASE).geturl()
     try:
         connection = connect(redis_url, Path())
