@@ -8,6 +8,7 @@ from typing import Protocol
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
+from engine.grammar import Grammar
 from engine.ledger import EngineLedger
 from engine.quarantine import DeviceOutOfMemory, EngineBroken, Quarantine
 from engine.request import Request, RequestError, RequestFigures, SamplingParams
@@ -88,14 +89,24 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.scheduler.unfinished)
 
-    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, tenant: str = "") -> Request:
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        tenant: str = "",
+        grammar: Grammar | None = None,
+    ) -> Request:
         """Queue a prompt of token ids. Raises RequestError when it can never be served; the others go on."""
         vocab_size = self.model.vocab_size
-        for field, ids in (("prompt", prompt), ("stop_token_ids", params.stop_token_ids)):
+        biased = [token for token, _ in params.logit_bias]
+        for field, ids in (("prompt", prompt), ("stop_token_ids", params.stop_token_ids), ("logit_bias", biased)):
             bad = next((token for token in ids if not 0 <= token < vocab_size), None)
             if bad is not None:
                 raise RequestError("invalid_token", f"{field} holds token id {bad}; ids go from 0 to {vocab_size - 1}")
         request = self._new_request(request_id, prompt, params, tenant)
+        request.grammar = grammar
         self.scheduler.add(request)
         return request
 

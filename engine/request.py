@@ -3,6 +3,12 @@
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
+from engine.grammar import Grammar
+
+MAX_TOP_LOGPROBS = 20
+MAX_PENALTY = 2.0  # either way, as OpenAI's
+MAX_LOGIT_BIAS = 100.0  # either way, as OpenAI's
+
 
 class FinishReason(StrEnum):
     """Why a request ended."""
@@ -40,6 +46,11 @@ class SamplingParams:
     top_k: int = 0  # 0 keeps all
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    logprobs: int | None = None  # None is without; else how many of the most likely tokens beside the chosen one
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
@@ -53,12 +64,45 @@ class SamplingParams:
             ("top_k", self.top_k, self.top_k >= 0, "at least 0"),
             ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
             ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
+            *(
+                (name, value, abs(value) <= MAX_PENALTY, f"between -{MAX_PENALTY} and {MAX_PENALTY}")
+                for name, value in (
+                    ("presence_penalty", self.presence_penalty),
+                    ("frequency_penalty", self.frequency_penalty),
+                )
+            ),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                0.0 < self.repetition_penalty <= MAX_PENALTY,
+                f"above 0 and at most {MAX_PENALTY}",
+            ),
+            (
+                "logit_bias",
+                self.logit_bias,
+                all(abs(bias) <= MAX_LOGIT_BIAS for _, bias in self.logit_bias),
+                f"between -{MAX_LOGIT_BIAS} and {MAX_LOGIT_BIAS}",
+            ),
+            ("logprobs", self.logprobs, 0 <= (self.logprobs or 0) <= MAX_TOP_LOGPROBS, f"at most {MAX_TOP_LOGPROBS}"),
             ("seed", self.seed, 0 <= self.seed < 2**63, "between 0 and 2**63 - 1"),
             ("stop", self.stop, all(self.stop), "made of non-empty strings"),
         )
         for name, value, holds, limit in checks:
             if not holds:
                 raise RequestError("invalid_parameter", f"{name} is {value!r}; it must be {limit}")
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities at one output position, by the model alone: before penalties, biases, a
+    grammar, temperature and cuts."""
+
+    logprob: float  # of the token that was chosen
+    top: tuple[tuple[int, float], ...]  # the most likely tokens, best first
 
 
 @dataclass(slots=True)
@@ -104,6 +148,10 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as needed
     num_cached_blocks: int = 0  # leading blocks already offered to the prefix cache
+    grammar: Grammar | None = None
+    output_counts: dict[int, int] = field(default_factory=dict)  # times in the output, for penalties
+    num_tallied: int = 0  # tokens that `output_counts` has taken in
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one an output token, where asked for
     finish_reason: FinishReason | None = None
     error: RequestError | None = None
 

@@ -7,17 +7,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.request import Request, RequestError
+from engine.adjusting import adjust
+from engine.request import Request, RequestError, TokenLogprobs
+
+NOT_FINITE = "the model returned logits that are not finite"
 
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | RequestError]:
-    """Return the next token of each request, or `numerical_error` for a row whose logits are not finite.
+    """Return the next token of each request, or why it must end: `numerical_error` for a row whose logits are not
+    finite, or what its grammar met.
 
     logits: [num_requests, vocab_size], float32, mutated. Greedy rows take the largest logit. The others draw by inverse
     CDF from one uniform number that depends on the request's seed and position only, so a request's tokens do not
-    depend on what else is in the batch, nor on preemptions.
+    depend on what else is in the batch, nor on preemptions. Requests that ask for log-probabilities get them noted.
     """
-    _forbid_early_stops(logits, requests)
+    plain = _Plain(logits, requests)
+    failed = adjust(logits, requests)
     best, greedy = logits.max(dim=-1)
     finite = torch.isfinite(best).tolist()
     tokens: list[int | RequestError] = list(greedy.tolist())
@@ -31,14 +36,37 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | RequestErr
             tokens[index] = token
     for index, is_finite in enumerate(finite):
         if not is_finite:
-            tokens[index] = RequestError("numerical_error", "the model returned logits that are not finite")
+            tokens[index] = RequestError("numerical_error", NOT_FINITE)
+    for index, error in (failed | plain.failed).items():
+        tokens[index] = error
+    plain.note_logprobs(requests, tokens)
     return tokens
 
 
-def _forbid_early_stops(logits: Tensor, requests: Sequence[Request]) -> None:
-    for row, request in enumerate(requests):
-        if request.num_output_tokens < request.params.min_tokens and request.stop_ids:
-            logits[row, list(request.stop_ids)] = float("-inf")
+class _Plain:
+    """The logits of some rows as the model gave them, before anything a request asks for changes them."""
+
+    def __init__(self, logits: Tensor, requests: Sequence[Request]) -> None:
+        self._rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+        self._logprobs = logits[self._rows].log_softmax(dim=-1) if self._rows else None
+        # A grammar's -inf could hide what is not finite.
+        confined = [row for row, request in enumerate(requests) if request.grammar is not None]
+        bad = [] if not confined else (~torch.isfinite(logits[confined].amax(dim=-1))).nonzero().flatten().tolist()
+        self.failed = {confined[index]: RequestError("numerical_error", NOT_FINITE) for index in bad}
+
+    def note_logprobs(self, requests: Sequence[Request], tokens: Sequence[int | RequestError]) -> None:
+        """Note the log-probabilities of chosen tokens in their requests, by position: a step that is run again, or a
+        chunk that does not sample, writes what the next one overwrites."""
+        if self._logprobs is None:
+            return
+        for logprobs, row in zip(self._logprobs, self._rows, strict=True):
+            request, token = requests[row], tokens[row]
+            if isinstance(token, RequestError):
+                continue
+            assert request.params.logprobs is not None, "only rows that ask for it are kept"
+            values, token_ids = logprobs.topk(min(request.params.logprobs, logprobs.shape[0]))
+            top = tuple(zip(token_ids.tolist(), values.tolist(), strict=True))
+            request.logprobs[request.num_output_tokens :] = [TokenLogprobs(float(logprobs[token]), top)]
 
 
 def _draw(logits: Tensor, requests: Sequence[Request], top_k: int) -> list[int]:
