@@ -16,7 +16,7 @@ FIRST_PROCESS = "gw0"  # pytest-xdist's name for it
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a real Redis: PAGEMILL_TEST_REDIS_URL, or database 15 of the one on this machine.
 
-    Tests change its configuration, so that of the processes of a parallel run each but the first has a server of its own.
+    Tests change its configuration: of a parallel run's processes, each but the first has a server of its own.
     """
     if os.environ.get("PYTEST_XDIST_WORKER", FIRST_PROCESS) == FIRST_PROCESS:
         yield os.environ.get("PAGEMILL_TEST_REDIS_URL", STANDARD_URL)

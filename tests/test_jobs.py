@@ -61,6 +61,51 @@ BAD_PAYLOADS: dict[str, tuple[dict[str, Any], str]] = {
     "NUL in the metadata": ({"prompt": "a", "metadata": {"k": "\0"}}, "metadata: holds a NUL"),
     "lone surrogate": ({"prompt": "a\ud800"}, "prompt: holds a lone surrogate"),
     "lone surrogate in a message": ({"messages": [{"role": "user", "content": "\udfff"}]}, "messages: holds a lone"),
+    "a presence penalty above its limit": (
+        {"prompt": "a", "presence_penalty": 2.1},
+        "presence_penalty: Input should be",
+    ),
+    "a frequency penalty that is no number": (
+        {"prompt": "a", "frequency_penalty": math.nan},
+        "frequency_penalty: Input should be",
+    ),
+    "a repetition penalty of zero": ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty: Input should be"),
+    "a bias above its limit": ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias.5: Input should be less than"),
+    "a bias of a word": ({"prompt": "a", "logit_bias": {"the": 1}}, "logit_bias.the."),
+    "too many biases": ({"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(301)), 1)}, "logit_bias: Dict"),
+    "too many log-probabilities": ({"prompt": "a", "logprobs": True, "top_logprobs": 10**5}, "top_logprobs: Input"),
+    "top_logprobs alone": ({"prompt": "a", "top_logprobs": 2}, "top_logprobs: 2 needs logprobs to be true"),
+    "logprobs as a number": ({"prompt": "a", "logprobs": 3}, "logprobs: Input should be a valid boolean"),
+    "an unknown form": ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format: Input tag 'xml'"),
+    "a form without its schema": (
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema: Field required",
+    ),
+    "a schema that need not be followed": (
+        {
+            "prompt": "a",
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": False}},
+        },
+        "response_format.json_schema.strict: Input should be True",
+    ),
+    "a large schema": (
+        {
+            "prompt": "a",
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": "b" * 40_000}}},
+        },
+        "response_format.json_schema.schema: has 40009 characters as JSON; at most 32768 are accepted",
+    ),
+    "a schema nested beyond all measure": (
+        {
+            "prompt": "a",
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": nested(5000)}},
+        },
+        "payload: is not a JSON object",
+    ),
+    "a long regular expression": ({"prompt": "a", "regex": "x" * 32_769}, "regex: String should have at most 32768"),
+    "two grammars": ({"prompt": "a", "regex": "a", "grammar": 'start: "a"'}, "regex: and grammar cannot both confine"),
+    "a grammar without an end": ({"prompt": "a", "regex": "a", "ignore_eos": True}, "ignore_eos: cannot be kept with"),
+    "a grammar and a shortest output": ({"prompt": "a", "regex": "a", "min_tokens": 3}, "min_tokens: cannot be kept"),
     "another schema": ({"schema_version": 2, "prompt": "a"}, "schema_version: Input should be 1, got 2"),
     "an unknown role": ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role: "),
     "no messages": ({"messages": []}, "messages: "),
@@ -109,6 +154,21 @@ def test_dumps_only_what_differs_from_the_defaults_and_reads_it_back() -> None:
         "metadata": {"page": "7"},
     }
     assert parse_job(payload) == job
+
+
+def test_what_confines_an_output_is_dumped_as_it_came() -> None:
+    schema = {"type": "object", "properties": {"größe": {"type": "number"}}}
+    sampler = {"logprobs": True, "top_logprobs": 3, "logit_bias": {"12": -4.5}, "frequency_penalty": 0.5}
+    for form in (
+        {"regex": "a|b"},
+        {"grammar": 'start: "a"'},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+    ):
+        payload = {"schema_version": 1, "prompt": "a", **sampler, **form}
+        job = parse_job(payload)
+        assert dump_job(job) == payload
+        assert parse_job(dump_job(job)) == job
 
 
 def test_is_frozen() -> None:

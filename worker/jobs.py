@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from worker.errors import InvalidJob
+from worker.output_format import GrammarText, ResponseFormat, TextFormat
 
 FUNCTION_NAME = "pagemill.prompt"  # the only function name a queue record may carry
 SCHEMA_VERSION = 1
@@ -25,6 +26,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOKEN_ID = 2**31 - 1
+MAX_BIASED_TOKENS = 300
+MAX_TOP_LOGPROBS = 20
 MAX_BATCH_SIZE = 1_000_000_000
 MAX_METADATA_ENTRIES = 16
 MAX_SEED = 2**63 - 1
@@ -37,6 +40,9 @@ Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=f"^{IDEN
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]  # a token id as the key of a JSON object
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
 
 class Message(BaseModel):
@@ -54,7 +60,8 @@ class PromptJob(BaseModel):
     `prompt` becomes a user turn of the model's chat template unless `raw` is set, which sends its text as it is.
     Tenants share no prefix cache, because its timing tells what is in it. A job that sets `share_prefix` gives that up:
     it reads and fills the one cache of all jobs that set it. `temperature` 0 is greedy. `seed` None derives a seed from
-    the job id, so a second attempt repeats the first.
+    the job id, so a second attempt repeats the first. Penalties and biases have OpenAI's meaning, `repetition_penalty`
+    Hugging Face's. At most one of `response_format`, `regex` and `grammar` confines the output.
     `max_retries` None leaves it to RQ's Retry, if the job was enqueued with one, and to the worker's default.
     A job that has not ended by its `deadline` fails then, its output so far kept.
     `max_tokens` None is as much as fits: what the prompt leaves of the worker's context.
@@ -80,14 +87,24 @@ class PromptJob(BaseModel):
     top_k: int = Field(default=0, ge=0, le=1_000_000)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0, allow_inf_nan=False)
+    logit_bias: dict[TokenKey, Bias] = Field(default_factory=dict, max_length=MAX_BIASED_TOKENS)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     stop: tuple[StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS, fail_fast=True)
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)
     ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
+    return_token_ids: bool = False
+    response_format: ResponseFormat | None = None
+    regex: GrammarText | None = None
+    grammar: GrammarText | None = None  # llguidance's kind of Lark
     max_retries: int | None = Field(default=None, ge=0, le=MAX_RETRIES)
     deadline: AwareDatetime | None = None  # UTC
 
-    @field_validator("prompt", "system", "model", "custom_id")
+    @field_validator("prompt", "system", "model", "custom_id", "regex", "grammar")
     @classmethod
     def _text_is_storable(cls, value: str | None) -> str | None:
         if value is not None:
@@ -140,6 +157,19 @@ class PromptJob(BaseModel):
             raise ValueError("system goes with prompt; give it as the first of messages instead")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs {self.top_logprobs} needs logprobs to be true")
+        return self
+
+    @model_validator(mode="after")
+    def _grammar_can_be_followed(self) -> Self:
+        formats = {"response_format": self.response_format, "regex": self.regex, "grammar": self.grammar}
+        given = [name for name, value in formats.items() if value is not None and not isinstance(value, TextFormat)]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} cannot both confine an output")
+        if given and (self.ignore_eos or self.min_tokens):
+            other = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise ValueError(f"{other} cannot be kept with {given[0]}, which decides where an output ends")
         return self
 
 
@@ -206,7 +236,10 @@ def _field_with_surrogate(payload: Mapping[str, Any]) -> str:
 
 def _invalid(error: ValidationError) -> InvalidJob:
     first = error.errors(include_url=False)[0]
-    field = ".".join(_plain(str(part)) for part in first["loc"])
+    loc = list(first["loc"])
+    if loc[:1] == ["response_format"]:
+        del loc[1:2]  # which of the forms pydantic took it for
+    field = ".".join(_plain(str(part)) for part in loc)
     message = first["msg"].removeprefix("Value error, ")
     if not field:
         name, _, rest = message.partition(" ")

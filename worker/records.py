@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from worker.backoff import RetryPolicy
 from worker.jobs import PromptJob
@@ -166,4 +166,5 @@ class Outcome:
     error_message: str | None
     stats: JobStats | None
     retry: Retry | None = None
+    logprobs: list[dict[str, Any]] | None = None  # an object an output token; of a job that asked for them
     usage: AttemptUsage = field(default_factory=AttemptUsage)

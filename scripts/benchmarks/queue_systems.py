@@ -16,6 +16,7 @@ from rq.serializers import JSONSerializer
 
 from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
+from engine.grammar import Grammar
 from engine.request import FinishReason, Request, RequestError, RequestState, SamplingParams
 from engine.scheduler import SchedulerOutput
 from scripts.benchmarks.memory import peak_rss_bytes
@@ -139,7 +140,7 @@ def prepare_pagemill(task: Task, store: JobStore) -> Prepared:
         numbers = range(start, min(start + 5000, task.num_jobs))
         submit(task.connection, (f"question {number}" for number in numbers))
     engine = InstantEngine(CONFIG, NoRunner(), MODEL, lambda token_ids: "")
-    model = ServedModel(engine, _encode, lambda token_ids: "", frozenset({MODEL.name}), 1, lambda: 0)
+    model = ServedModel(engine, _encode, lambda job: None, lambda token_ids: "", frozenset({MODEL.name}), 1, lambda: 0)
     machine = ("localhost", 1, MODEL.name, "none", "none", CONFIG.block_size, CONFIG.num_blocks, 1, "0", "0", "0")
     record = WorkerRecord("benchmark", *machine, started_at=utc_now())
     flow = Flow(Settings(data_dir=Path("unused"), max_jobs=task.max_jobs), task.connection, store, model, record)
@@ -186,7 +187,15 @@ class InstantEngine(Engine):
     def has_work(self) -> bool:
         return bool(self._added)
 
-    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, tenant: str = "") -> Request:
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        tenant: str = "",
+        grammar: Grammar | None = None,
+    ) -> Request:
         request = self._new_request(request_id, prompt, params, tenant)
         self._added.append(request)
         return request

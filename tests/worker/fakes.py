@@ -115,7 +115,8 @@ def make_flow(
     """Return a worker that has not started. `settings` are those of `worker.settings`."""
     journal = journal or NoJournal()
     engine = Engine(config, JournaledRunner(runner or ScriptedRunner(), journal), MODEL, decode)
-    model = ServedModel(engine, encode, decode, frozenset({MODEL.name}), BYTES_PER_BLOCK, lambda: 1 << 20)
+    served = frozenset({MODEL.name})
+    model = ServedModel(engine, encode, lambda job: None, decode, served, BYTES_PER_BLOCK, lambda: 1 << 20)
     record = WorkerRecord(
         name=name,
         hostname="host",

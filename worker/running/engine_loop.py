@@ -148,7 +148,9 @@ class EngineLoop:
         try:
             room = self.engine.config.longest_sequence - len(job.prompt)
             params = sampling_params(claim.job, claim.job_id, room)
-            job.request = self.engine.add(claim.execution_id, job.prompt, params, tenant=cache_tenant(claim.job))
+            job.request = self.engine.add(
+                claim.execution_id, job.prompt, params, tenant=cache_tenant(claim.job), grammar=job.grammar
+            )
         except RequestError as error:
             self._emit(self._outcomes.rejected(job, error))
         except Exception as error:  # whatever it is, it is this job's: the engine has not stepped with it
@@ -194,6 +196,11 @@ def sampling_params(job: PromptJob, job_id: str, room: int) -> SamplingParams:
         top_k=job.top_k,
         top_p=job.top_p,
         min_p=job.min_p,
+        presence_penalty=job.presence_penalty,
+        frequency_penalty=job.frequency_penalty,
+        repetition_penalty=job.repetition_penalty,
+        logit_bias=tuple((int(token), bias) for token, bias in job.logit_bias.items()),
+        logprobs=job.top_logprobs if job.logprobs else None,
         seed=seed_of(job, job_id),
         stop=job.stop,
         stop_token_ids=frozenset(job.stop_token_ids),

@@ -41,7 +41,7 @@ from worker.running.engine_loop import Abort, EngineLoop, Stop
 from worker.running.failpoints import Failpoints, parse_faults
 from worker.running.health_server import serving_health
 from worker.running.held import HeldJob, HeldJobs
-from worker.running.intake import Encode, Intake
+from worker.running.intake import CompileGrammar, Encode, Intake
 from worker.running.live import Live
 from worker.running.outcomes import OutcomeBuilder
 from worker.running.persister import Persister
@@ -66,6 +66,7 @@ class ServedModel:
 
     engine: Engine
     encode: Encode
+    compile_grammar: CompileGrammar
     decode: Detokenize
     names: frozenset[str]  # what a job may call it
     bytes_per_block: int  # of KV, all layers
@@ -110,7 +111,15 @@ class Flow:
         self._live = Live(job_queue, self._held, model.decode, self._cancel, self.worker.stop_function)
         self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams, failpoints)
         self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints)
-        self._intake = Intake(model.encode, model.names, outcomes, self._loop.send, self._persister.put, journal)
+        self._intake = Intake(
+            model.encode,
+            model.compile_grammar,
+            model.names,
+            outcomes,
+            self._loop.send,
+            self._persister.put,
+            journal,
+        )
         suspects = Suspects(connection, record.name, settings.lease_seconds, read=self.worker.read)
         leases = Leases(job_queue, self._held, self._lose, self._cancel, suspects)
         self._upkeep = Upkeep(

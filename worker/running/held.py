@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from engine.grammar import Grammar
 from engine.request import Request
 from worker.records import Claim
 
@@ -18,6 +19,7 @@ class HeldJob:
     attempt_count: int = 1  # this attempt included; as SQL has it, once that knows the attempt
     retry_count: int = 0  # retries that earlier attempts have spent; likewise
     prompt: list[int] = field(default_factory=list)  # token ids, once tokenized
+    grammar: Grammar | None = None  # compiled by then
     tokenize_ms: float = 0.0
     request: Request | None = None  # once the engine has it
     cancel_requested: bool = False  # it is to end as cancelled

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from engine.grammar import Grammar
 from worker.errors import InvalidJob
 from worker.jobs import PromptJob
 from worker.log_fields import about, at_hand
@@ -15,6 +16,7 @@ from worker.running.engine_loop import Add
 from worker.running.held import HeldJob
 from worker.running.outcomes import MS, OutcomeBuilder
 
+CompileGrammar = Callable[[PromptJob], Grammar | None]  # raises InvalidJob for one that cannot be followed
 Encode = Callable[[PromptJob], list[int]]  # raises InvalidJob for a job that cannot be put into tokens
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ class Intake:
     def __init__(
         self,
         encode: Encode,
+        compile_grammar: CompileGrammar,
         model_names: frozenset[str],
         outcomes: OutcomeBuilder,
         send: Callable[[Add], None],
@@ -33,6 +36,7 @@ class Intake:
         journal: Journal,
     ) -> None:
         self._encode = encode
+        self._compile_grammar = compile_grammar
         self._model_names = model_names
         self._outcomes = outcomes
         self._send = send
@@ -65,6 +69,7 @@ class Intake:
             self._check_model(job.claim.job.model)
             with self._journal.aside(job.claim.execution_id), at_hand(about(job.claim)):
                 job.prompt = self._encode(job.claim.job)
+                job.grammar = self._compile_grammar(job.claim.job)
         except InvalidJob as error:
             self._emit(self._outcomes.rejected(job, error))
         except Exception as error:  # a tokenizer's or a template's bug: this job's end, not the worker's

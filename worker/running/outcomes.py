@@ -11,9 +11,11 @@ from engine.stopping import Detokenize, stop_position
 from worker.backoff import Backoff
 from worker.error_classes import ErrorClass, classify
 from worker.errors import InvalidJob
+from worker.jobs import PromptJob
 from worker.queue.job_queue import Acknowledgement
 from worker.records import AttemptState, JobStats, Outcome, Retry
 from worker.running.held import HeldJob
+from worker.running.token_logprobs import described
 from worker.sql.lookups import JobResult
 
 MS = 1000.0  # milliseconds in a second
@@ -64,6 +66,7 @@ class OutcomeBuilder:
             token_ids=tuple(request.output_token_ids),
             finish_reason=request.finish_reason.value,
             stats=self._stats(job, request),
+            logprobs=described(request, self._detokenize),
         )
         return expired(outcome) if is_aborted and job.expired and not job.cancel_requested else outcome
 
@@ -125,6 +128,7 @@ class OutcomeBuilder:
         error: tuple[str, str] | None = None,
         stats: JobStats | None = None,
         retry: Retry | None = None,
+        logprobs: list[dict[str, Any]] | None = None,
     ) -> Outcome:
         return Outcome(
             claim=job.claim,
@@ -139,6 +143,7 @@ class OutcomeBuilder:
             error_message=error[1] if error else None,
             stats=stats,
             retry=retry,
+            logprobs=logprobs,
         )
 
     def _wall_time(self, job: HeldJob) -> datetime:
@@ -212,16 +217,21 @@ def broken_off(outcome: Outcome, error: Exception) -> Outcome:
         error_message=f"the database refuses the result ({type(error).__name__}); the worker's log has the details",
         stats=None,
         retry=None,
+        logprobs=None,
     )
 
 
-def return_value(result: Outcome | JobResult) -> dict[str, Any]:
+def return_value(result: Outcome | JobResult, job: PromptJob) -> dict[str, Any]:
     """Return what a producer gets for a job that is done, whether from its outcome or from SQL."""
+    asked: dict[str, Any] = {"token_ids": list(result.token_ids)} if job.return_token_ids else {}
+    if result.logprobs is not None:
+        asked["logprobs"] = result.logprobs
     return {
         "text": result.text,
         "finish_reason": result.finish_reason,
         "prompt_tokens": result.prompt_tokens,
         "completion_tokens": result.completion_tokens,
+        **asked,
     }
 
 
@@ -229,7 +239,7 @@ def acknowledgement(outcome: Outcome) -> Acknowledgement:
     """Return what RQ's readers see of an outcome that was committed: DONE, FAILED or CANCELLED."""
     value = None
     if outcome.state is AttemptState.DONE:
-        value = return_value(outcome)
+        value = return_value(outcome, outcome.claim.job)
     error = f"{outcome.error_code}: {outcome.error_message}" if outcome.error_code else None
     return Acknowledgement(outcome.claim, outcome.state, value, error)
 

@@ -79,6 +79,7 @@ def _build_flow(
     model = ServedModel(
         engine=Engine(config, _runner(settings, runner, tokenizer, journal), loaded.identity, tokenizer.decode),
         encode=tokenizer.encode,
+        compile_grammar=tokenizer.grammars(loaded.identity.vocab_size, loaded.identity.stop_token_ids).compile,
         decode=tokenizer.decode,
         names=frozenset({name, loaded.identity.name}),
         bytes_per_block=bytes_per_block,

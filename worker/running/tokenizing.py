@@ -1,6 +1,6 @@
 """Text to token ids and back: the model's own tokenizer and chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from worker.errors import InvalidJob
 from worker.jobs import PromptJob
+from worker.running.grammars import Grammars
 
 
 class Tokenizer:
@@ -21,6 +22,10 @@ class Tokenizer:
     def __init__(self, folder: str) -> None:
         self._encoder: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._decoder: Any = deepcopy(self._encoder)
+
+    def grammars(self, vocab_size: int, stop_token_ids: Iterable[int]) -> Grammars:
+        """Return the compiler of grammars over this tokenizer's tokens."""
+        return Grammars(self._encoder, vocab_size, stop_token_ids)
 
     @property
     def has_chat_template(self) -> bool:

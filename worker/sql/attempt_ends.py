@@ -195,4 +195,5 @@ def _result_columns(attempt_id: int, outcome: Outcome, text: str) -> dict[str, A
         "prompt_tokens": outcome.prompt_tokens,
         "completion_tokens": outcome.completion_tokens,
         "created_at": outcome.ended_at,
+        "logprobs": outcome.logprobs,
     }

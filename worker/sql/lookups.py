@@ -38,6 +38,7 @@ class JobResult:
     prompt_tokens: int
     completion_tokens: int
     created_at: datetime
+    logprobs: list[dict[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)

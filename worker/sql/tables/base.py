@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from sqlalchemy import (
     JSON,
@@ -106,6 +106,7 @@ class Base(DeclarativeBase):
         float: Double,
         datetime: UtcDateTime,
         list[int]: JSON,
+        list[dict[str, Any]]: JSON(none_as_null=True),
         JobState: text_enum(JobState),
         AttemptState: text_enum(AttemptState),
     }

@@ -4,6 +4,7 @@ Every time is UTC. Names and units of figures are those of `worker.records`.
 """
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
@@ -108,6 +109,7 @@ class ResultRow(Base):
     prompt_tokens: Mapped[int]
     completion_tokens: Mapped[int]
     created_at: Mapped[datetime]
+    logprobs: Mapped[list[dict[str, Any]] | None]  # of a job that asked for them; an object an output token
 
 
 class JobStatsRow(Base):

@@ -1,0 +1,92 @@
+"""Grammars that confine outputs: compiled by llguidance, beside the engine, and followed a token at a time."""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import llguidance.hf
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from engine.grammar import Grammar
+from engine.request import RequestError
+from worker.errors import InvalidJob
+from worker.jobs import PromptJob
+from worker.output_format import JsonObjectFormat, JsonSchemaFormat
+
+GRAMMAR_FAILED = "grammar_failed"
+ANY_OBJECT = {"type": "object"}
+WHITESPACE = r"[\x20\x0A]{0,8}"  # unbounded, a small model may never come to the point
+MAX_MESSAGE_CHARACTERS = 300
+
+
+class Grammars:
+    """Compiles the grammars of jobs for one model. What a grammar may cost is bounded, when it is compiled (at most
+    seconds, by the size that `worker.output_format` allows and by llguidance's limits) and at each token."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, stop_token_ids: Iterable[int]) -> None:
+        """`tokenizer` is transformers' own; its table of tokens is made when the first grammar comes (1 s)."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._stop_token_ids = sorted(stop_token_ids)
+
+    def compile(self, job: PromptJob) -> Grammar | None:
+        """Return what confines a job's output, None where nothing does. Raises InvalidJob naming the field at fault."""
+        source = _source(job)
+        if source is None:
+            return None
+        field, grammar = source
+        if not self._stop_token_ids:
+            raise InvalidJob(field, "this model has no stop token, so that no grammar could end its output")
+        matcher = LLMatcher(self._table, grammar, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise InvalidJob(field, f"cannot be followed: {_one_line(matcher.get_error())}")
+        return _Matched(matcher)
+
+    @cached_property
+    def _table(self) -> LLTokenizer:
+        return llguidance.hf.from_tokenizer(self._tokenizer, self._vocab_size, self._stop_token_ids)
+
+
+class _Matched:
+    """A matcher that has consumed an output's first tokens."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self._num_consumed = 0
+
+    def allowed(self, output_token_ids: Sequence[int]) -> NDArray[np.bool_]:
+        new = list(output_token_ids[self._num_consumed :])
+        self._matcher.consume_tokens(new)
+        self._num_consumed += len(new)
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            where = f"after {self._num_consumed} tokens"
+            raise RequestError(GRAMMAR_FAILED, f"{where}: {_one_line(self._matcher.get_error())}")
+        return np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little").view(np.bool_)
+
+
+def _source(job: PromptJob) -> tuple[str, str] | None:
+    """Return the field that asks for a grammar, and llguidance's form of it."""
+    if job.regex is not None:
+        return "regex", LLMatcher.grammar_from_regex(job.regex)
+    if job.grammar is not None:
+        return "grammar", LLMatcher.grammar_from_lark(job.grammar)
+    match job.response_format:
+        case JsonObjectFormat():
+            schema: dict[str, Any] = ANY_OBJECT
+        case JsonSchemaFormat(json_schema=named):
+            schema = named.body
+        case _:
+            return None
+    return "response_format", LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(verbose_errors=False)  # a verbose error shows the parser's inside
+
+
+def _one_line(message: str) -> str:
+    line = " ".join(message.replace("<non-verbose/>", "").split())
+    return line if len(line) <= MAX_MESSAGE_CHARACTERS else f"{line[: MAX_MESSAGE_CHARACTERS - 3]}..."
