@@ -52,6 +52,10 @@ def compiled(grammars: Grammars, **fields: Any) -> Grammar:
     return grammar
 
 
+def text_of(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) -> str:
+    return str(tokenizer.decode(token_ids))
+
+
 def random_output(grammar: Grammar, tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[int]:
     """Yield tokens that a grammar allows until it allows the end, and the end is drawn."""
     draw = random.Random(seed)
@@ -59,7 +63,7 @@ def random_output(grammar: Grammar, tokenizer: PreTrainedTokenizerFast, seed: in
     while True:
         choices = np.flatnonzero(grammar.allowed(output)[: len(tokenizer)]).tolist()
         # Spaces last: an aimless walk would spend itself on them.
-        token = draw.choice([c for c in choices if tokenizer.decode([c]).strip()] or choices)
+        token = draw.choice([c for c in choices if text_of(tokenizer, [c]).strip()] or choices)
         if token == tokenizer.eos_token_id:
             return
         output.append(token)
@@ -70,7 +74,7 @@ def random_output(grammar: Grammar, tokenizer: PreTrainedTokenizerFast, seed: in
 def test_outputs_follow_a_schema(grammars: Grammars, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
     named = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
     grammar = compiled(grammars, response_format=named)
-    person = json.loads(tokenizer.decode(list(random_output(grammar, tokenizer, seed))))
+    person = json.loads(text_of(tokenizer, list(random_output(grammar, tokenizer, seed))))
     assert set(person) == {"name", "age"}
     assert len(person["name"]) <= 5
     assert 0 <= person["age"] <= 99
@@ -86,7 +90,9 @@ def test_outputs_follow_a_schema(grammars: Grammars, tokenizer: PreTrainedTokeni
 def test_outputs_follow_a_pattern(
     grammars: Grammars, tokenizer: PreTrainedTokenizerFast, fields: dict[str, str], whole: set[str]
 ) -> None:
-    texts = {tokenizer.decode(list(random_output(compiled(grammars, **fields), tokenizer, seed))) for seed in range(30)}
+    texts = {
+        text_of(tokenizer, list(random_output(compiled(grammars, **fields), tokenizer, seed))) for seed in range(30)
+    }
     assert texts <= whole
     assert len(texts) > 1
 
@@ -94,7 +100,7 @@ def test_outputs_follow_a_pattern(
 def test_any_json_object_begins_with_a_brace(grammars: Grammars, tokenizer: PreTrainedTokenizerFast) -> None:
     grammar = compiled(grammars, response_format={"type": "json_object"})
     first = np.flatnonzero(grammar.allowed([])[: len(tokenizer)]).tolist()
-    assert tokenizer.decode(first).split() == ["{"]
+    assert text_of(tokenizer, first).split() == ["{"]
 
 
 def test_text_is_not_confined(grammars: Grammars) -> None:
