@@ -14,6 +14,7 @@ from worker.openai_api.fields import Endpoint
 from worker.serving.access_log import CLIENT_CLOSED, AccessLog
 from worker.serving.completions import completions
 from worker.serving.errors import ClientGone, on_bug, on_http_error, on_pagemill_error
+from worker.serving.files import delete_file, download_file, list_files, show_file, upload_file
 from worker.serving.health import healthz, livez
 from worker.serving.models import list_models, show_model
 from worker.serving.services import Services
@@ -29,6 +30,11 @@ def make_app(services: Services) -> Starlette:
             Route("/livez", livez),
             Route("/v1/models", _known(list_models)),
             Route("/v1/models/{name:path}", _known(show_model)),
+            Route("/v1/files", _known(upload_file), methods=["POST"]),
+            Route("/v1/files", _known(list_files)),
+            Route("/v1/files/{file_id}", _known(show_file)),
+            Route("/v1/files/{file_id}", _known(delete_file), methods=["DELETE"]),
+            Route("/v1/files/{file_id}/content", _known(download_file)),
             *(Route(endpoint, _known(completions(endpoint)), methods=["POST"]) for endpoint in Endpoint),
         ],
         middleware=[Middleware(AccessLog)],

@@ -14,9 +14,11 @@ from worker.errors import PagemillError
 from worker.queue.connection import connect
 from worker.serving.admission import Seats
 from worker.serving.chores import Chores
+from worker.serving.file_store import FileStore
 from worker.serving.fleet import Fleet
 from worker.serving.identity import Identities
 from worker.settings_model import Settings
+from worker.sql.api_files import ApiFiles
 from worker.sql.api_keys import ApiKeys
 from worker.sql.database import open_database
 from worker.sql.store import JobStore
@@ -37,6 +39,7 @@ class Services:
     closing: asyncio.Event
     chores: Chores
     seats: Seats
+    files: FileStore
 
     def cancel_soon(self, job_id: str, after: Awaitable[object] | None = None) -> None:
         """Cancel a job for which nobody waits any more, once `after` is over."""
@@ -78,6 +81,7 @@ async def opened_services(settings: Settings, closing: asyncio.Event) -> AsyncIt
                 closing,
                 chores,
                 Seats(settings.serve_max_requests),
+                FileStore(settings.data_dir, ApiFiles(engine)),
             )
             await chores.finish()
     finally:

@@ -1,0 +1,157 @@
+"""`/v1/files`: what tenants send to be run in batches, and what comes of that."""
+
+import asyncio
+import unicodedata
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from worker.jobs import shorten
+from worker.openai_api.errors import MISSING_PARAMETER, RequestRefused, refusal
+from worker.serving.bodies import too_large
+from worker.serving.services import Services
+from worker.sql.api_files import ApiFile
+
+PURPOSES = ("batch",)  # for which a tenant may send files
+FORM_BYTES = 65_536  # of an upload beside its file's content
+UPLOAD_SECONDS = 600.0
+MAX_NAME_CHARACTERS = 255
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 10_000
+
+
+async def upload_file(request: Request) -> Response:
+    """Take a file."""
+    services: Services = request.app.state.services
+    limit = services.settings.serve_max_file_bytes
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise refusal(None, "a file is sent as multipart/form-data, with the fields file and purpose", "invalid_body")
+    parser = MultiPartParser(request.headers, _limited(request, limit + FORM_BYTES), max_files=1, max_fields=8)
+    services.seats.take()
+    try:
+        async with asyncio.timeout(UPLOAD_SECONDS):
+            form = await parser.parse()
+        try:
+            file = await _keep(services, request.state.tenant, form.get("file"), form.get("purpose"))
+        finally:
+            await form.close()
+    except MultiPartException as error:
+        raise refusal(None, f"the form cannot be read: {error.message}", "invalid_body") from None
+    except TimeoutError:
+        raise refusal(None, f"the file has not come within {UPLOAD_SECONDS:g} s", "timeout", status=408) from None
+    finally:
+        services.seats.leave()
+    return JSONResponse(file_document(file))
+
+
+async def _limited(request: Request, limit_bytes: int) -> AsyncGenerator[bytes]:
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > limit_bytes:
+            raise too_large(limit_bytes)
+        yield chunk
+
+
+async def _keep(services: Services, tenant: str, file: Any, purpose: Any) -> ApiFile:
+    if not isinstance(file, UploadFile):
+        raise refusal("file", "is required", MISSING_PARAMETER)
+    if purpose not in PURPOSES:
+        raise refusal("purpose", f"{shorten(purpose)} is not supported; only {' or '.join(PURPOSES)} is")
+    if not file.size:
+        raise refusal("file", "is empty")
+    if file.size > services.settings.serve_max_file_bytes:
+        raise too_large(services.settings.serve_max_file_bytes)
+    await file.seek(0)
+    return await asyncio.to_thread(services.files.keep, tenant, _plain_name(file.filename), purpose, file.file)
+
+
+def _plain_name(name: str | None) -> str:
+    """Return a sender's name for a file without what is no text; it is only ever shown."""
+    kept = "".join(character for character in name or "" if unicodedata.category(character)[0] != "C")
+    return kept[-MAX_NAME_CHARACTERS:] or "file"
+
+
+async def list_files(request: Request) -> JSONResponse:
+    """Answer with the tenant's files, the latest first."""
+    services: Services = request.app.state.services
+    limit = page_limit(request, DEFAULT_LIMIT, MAX_LIMIT)
+    query = request.query_params
+    files = await asyncio.to_thread(
+        services.files.files.latest,
+        request.state.tenant,
+        limit + 1,
+        purpose=query.get("purpose"),
+        after=query.get("after"),
+    )
+    return JSONResponse(page_document([file_document(file) for file in files], limit))
+
+
+async def show_file(request: Request) -> JSONResponse:
+    """Answer with what is known of a file."""
+    return JSONResponse(file_document(await _found(request)))
+
+
+async def download_file(request: Request) -> Response:
+    """Answer with a file's content."""
+    services: Services = request.app.state.services
+    file = await _found(request)
+    path = services.files.path(file.id)
+    if not path.exists():
+        raise _unknown(file.id)
+    headers = {"X-Content-Type-Options": "nosniff"}  # no browser is to take it for a page
+    return FileResponse(path, media_type="application/octet-stream", filename=f"{file.id}.jsonl", headers=headers)
+
+
+async def delete_file(request: Request) -> JSONResponse:
+    """Delete a file."""
+    services: Services = request.app.state.services
+    file_id = request.path_params["file_id"]
+    if not await asyncio.to_thread(services.files.delete, request.state.tenant, file_id):
+        raise _unknown(file_id)
+    return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+async def _found(request: Request) -> ApiFile:
+    services: Services = request.app.state.services
+    file_id = request.path_params["file_id"]
+    file = await asyncio.to_thread(services.files.files.find, request.state.tenant, file_id)
+    if file is None:
+        raise _unknown(file_id)
+    return file
+
+
+def file_document(file: ApiFile) -> dict[str, Any]:
+    """Return OpenAI's object for a file."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": int(file.created_at.timestamp()),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+
+
+def page_limit(request: Request, default: int, most: int) -> int:
+    """Return how many objects a page is to have. Raises RequestRefused for a number out of range."""
+    text = request.query_params.get("limit", str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(most)) or not 1 <= int(text) <= most:
+        raise refusal("limit", f"must be from 1 to {most}, got {shorten(text)}")
+    return int(text)
+
+
+def page_document(objects: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Return OpenAI's object for a page of `objects`, of which there may be one more than the page has."""
+    page = objects[:limit]
+    ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+    return {"object": "list", "data": page, **ends, "has_more": len(objects) > limit}
+
+
+def _unknown(file_id: str) -> RequestRefused:
+    return refusal("file_id", f"there is no file {shorten(file_id)}", "file_not_found", status=404)
