@@ -88,6 +88,7 @@ async def serve(settings: Settings, on_listening: Callable[[RunningService], Non
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                log_level="error",  # whoever sends what is no HTTP must not fill the log
                 server_header=False,
                 proxy_headers=False,
                 ws="none",
