@@ -22,7 +22,7 @@ SERVICE = "worker.serving.service"  # imported when it runs: starlette and uvico
 @click.command()
 @settings_options(SETTINGS)
 def serve(**flags: Any) -> None:
-    """Serve OpenAI's HTTP interface: /v1/chat/completions, /v1/completions, /v1/models, /healthz.
+    """Serve OpenAI's HTTP interface: /v1/chat/completions, /v1/completions, /v1/files, /v1/batches, /v1/models.
 
     Requests become jobs in the queue, and the workers answer them, beside everything else that waits there. On an
     address that other machines reach, requests need an API key (see `pagemill keys`), which says whose they are.

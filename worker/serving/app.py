@@ -12,6 +12,7 @@ from starlette.routing import Route
 from worker.errors import PagemillError
 from worker.openai_api.fields import Endpoint
 from worker.serving.access_log import CLIENT_CLOSED, AccessLog
+from worker.serving.batches import cancel_batch, create_batch, list_batches, show_batch
 from worker.serving.completions import completions
 from worker.serving.errors import ClientGone, on_bug, on_http_error, on_pagemill_error
 from worker.serving.files import delete_file, download_file, list_files, show_file, upload_file
@@ -35,6 +36,10 @@ def make_app(services: Services) -> Starlette:
             Route("/v1/files/{file_id}", _known(show_file)),
             Route("/v1/files/{file_id}", _known(delete_file), methods=["DELETE"]),
             Route("/v1/files/{file_id}/content", _known(download_file)),
+            Route("/v1/batches", _known(create_batch), methods=["POST"]),
+            Route("/v1/batches", _known(list_batches)),
+            Route("/v1/batches/{batch_id}", _known(show_batch)),
+            Route("/v1/batches/{batch_id}/cancel", _known(cancel_batch), methods=["POST"]),
             *(Route(endpoint, _known(completions(endpoint)), methods=["POST"]) for endpoint in Endpoint),
         ],
         middleware=[Middleware(AccessLog)],

@@ -29,7 +29,7 @@ class FileStore:
         return self.write(file, lambda target: shutil.copyfileobj(content, target))
 
     def write(self, file: ApiFile, fill: Callable[[IO[bytes]], object]) -> ApiFile:
-        """Keep what `fill` writes as a file; return it with its size. One of the same id is replaced by the same."""
+        """Keep what `fill` writes as a file; return it with its size. It takes the place of one of the same id."""
         path = self.path(file.id)
         part = path.with_name(f"{file.id}.{uuid4().hex}.part")
         try:

@@ -119,7 +119,9 @@ async def delete_file(request: Request) -> JSONResponse:
 async def _found(request: Request) -> ApiFile:
     services: Services = request.app.state.services
     file_id = request.path_params["file_id"]
-    file = await asyncio.to_thread(services.files.files.find, request.state.tenant, file_id)
+    tenant = request.state.tenant
+    file = await asyncio.to_thread(services.batches.result_file, tenant, file_id)
+    file = file or await asyncio.to_thread(services.files.files.find, tenant, file_id)
     if file is None:
         raise _unknown(file_id)
     return file

@@ -13,6 +13,7 @@ from worker.cancelling import cancel_jobs
 from worker.errors import PagemillError
 from worker.queue.connection import connect
 from worker.serving.admission import Seats
+from worker.serving.batch_runs import BatchRuns
 from worker.serving.chores import Chores
 from worker.serving.file_store import FileStore
 from worker.serving.fleet import Fleet
@@ -40,6 +41,7 @@ class Services:
     chores: Chores
     seats: Seats
     files: FileStore
+    batches: BatchRuns
 
     def cancel_soon(self, job_id: str, after: Awaitable[object] | None = None) -> None:
         """Cancel a job for which nobody waits any more, once `after` is over."""
@@ -69,8 +71,12 @@ async def opened_services(settings: Settings, closing: asyncio.Event) -> AsyncIt
         settings.serve_keys == "auto" and not settings.serve_listener().is_loopback
     )
     store, chores = JobStore(engine), Chores()
+    files = FileStore(settings.data_dir, ApiFiles(engine))
+    batches = BatchRuns(settings, engine, connection, files, closing)
     try:
         async with client:
+            for batch_id in await asyncio.to_thread(batches.unfinished):
+                chores.start(batches.run(batch_id))
             yield Services(
                 settings,
                 client,
@@ -81,8 +87,10 @@ async def opened_services(settings: Settings, closing: asyncio.Event) -> AsyncIt
                 closing,
                 chores,
                 Seats(settings.serve_max_requests),
-                FileStore(settings.data_dir, ApiFiles(engine)),
+                files,
+                batches,
             )
+            closing.set()
             await chores.finish()
     finally:
         connection.close()

@@ -28,10 +28,11 @@ class ApiFiles:
         self._engine = engine
 
     def add(self, file: ApiFile) -> None:
-        """Write a file; one of the same id stays as it is."""
+        """Write a file, in place of an earlier one of the same id."""
         row = {name: getattr(file, name) for name in ApiFile.__dataclass_fields__}
         with writing(self._engine) as connection:
-            connection.execute(upserting(connection, ApiFileRow).values(row).on_conflict_do_nothing())
+            statement = upserting(connection, ApiFileRow).values(row)
+            connection.execute(statement.on_conflict_do_update(index_elements=[ApiFileRow.id], set_=row))
 
     def find(self, tenant: str, file_id: str) -> ApiFile | None:
         """Return a tenant's file, or None."""
