@@ -65,6 +65,39 @@ def test_flags_become_fields(run: Run, empty_queue: redis.Redis) -> None:
     ]
 
 
+def test_flags_confine_and_penalize(run: Run, empty_queue: redis.Redis, tmp_path: Path) -> None:
+    schema = tmp_path / "my city.json"
+    schema.write_text('{"type": "object"}')
+    penalties = "--presence-penalty 0.5 --frequency-penalty 1 --repetition-penalty 1.2 --logprobs --top-logprobs 2"
+    assert run("submit", "x", "--json-schema", str(schema), *penalties.split()).exit_code == 0
+    assert run("submit", "x", "--regex", "a|b").exit_code == 0
+    first, second = payloads(empty_queue, "default")
+    assert first == {
+        "schema_version": 1,
+        "prompt": "x",
+        "presence_penalty": 0.5,
+        "frequency_penalty": 1.0,
+        "repetition_penalty": 1.2,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "my_city", "schema": {"type": "object"}},
+        },
+    }
+    assert second["regex"] == "a|b"
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "cannot read"), ("{", "is not JSON"), ("[]", "no JSON object")])
+def test_a_schema_is_a_file_of_json(run: Run, tmp_path: Path, content: str | None, words: str) -> None:
+    schema = tmp_path / "schema.json"
+    if content is not None:
+        schema.write_text(content)
+    result = run("submit", "x", "--json-schema", str(schema))
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
 def test_standard_input_and_files(run: Run, empty_queue: redis.Redis, tmp_path: Path) -> None:
     run("submit", "-", stdin="two\nlines\n")
     for name in ("a.txt", "b.txt"):

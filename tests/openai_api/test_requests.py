@@ -114,6 +114,20 @@ def test_what_asks_for_what_is_done_anyway_changes_nothing() -> None:
     assert chat(**idle) == chat()
 
 
+def test_what_a_sampler_is_asked_becomes_the_jobs() -> None:
+    asked: dict[str, Any] = {
+        "frequency_penalty": 0.5,
+        "presence_penalty": -1.0,
+        "logit_bias": {"7": -100.0},
+        "repetition_penalty": 1.5,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+    }
+    assert chat(**asked).items() >= asked.items()
+    assert text(logprobs=2).items() >= {"logprobs": True, "top_logprobs": 2}.items()
+
+
 def test_defaults_of_the_service_give_way_and_its_own_fields_hold() -> None:
     defaults, extra = {"max_tokens": 40}, {"tenant": "acme", "custom_id": "c"}
     parsed = parse_request(Endpoint.CHAT, CHAT, defaults=defaults, extra=extra)
@@ -133,9 +147,13 @@ def test_streaming_is_the_services_to_do() -> None:
     [
         ({"n": 2}, "n", "2 is not supported; only 1 is"),
         ({"n": True}, "n", "True is not supported"),
-        ({"logprobs": True}, "logprobs", "only false is"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "0.5 is not supported; only 0 is"),
-        ({"response_format": {"type": "json_object"}}, "response_format", 'only {"type": "text"} is'),
+        ({"logprobs": 2}, "logprobs", "logprobs: Input should be a valid boolean, got 2"),
+        ({"logprobs": True, "stream": True}, "logprobs", "logprobs: is not supported with stream"),
+        ({"top_logprobs": 2}, "top_logprobs", "2 needs logprobs to be true"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2, got 2.5"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a.[key]", "String should match pattern"),
+        ({"response_format": {"type": "xml"}}, "response_format", "Input tag 'xml'"),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "response_format", "and regex cannot both"),
         ({"tools": [{"type": "function"}]}, "tools", "is not supported; only [] is"),
         ({"tool_choice": "required"}, "tool_choice", 'only "none" or "auto" is'),
         ({"audio": {}}, "audio", "audio: is not supported"),
@@ -194,7 +212,8 @@ def test_what_cannot_be_done_is_refused(fields: dict[str, Any], param: str | Non
         ({"prompt": [1, 2]}, "prompt: must be one text, got [1, 2]"),
         ({"prompt": "  "}, "prompt: is empty"),
         ({"echo": True}, "echo: True is not supported; only false is"),
-        ({"logprobs": 0}, "logprobs: is not supported"),
+        ({"logprobs": True}, "logprobs: must be a whole number, got True"),
+        ({"logprobs": 21}, "top_logprobs: Input should be less than or equal to 20, got 21"),
         ({"messages": HELLO}, "unknown field 'messages'"),
     ],
 )

@@ -49,6 +49,34 @@ def test_a_text_completion_without_knowledge_of_the_cache() -> None:
     assert made["usage"] == {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
 
 
+ENTRIES = [
+    {"token": "é", "token_id": 4, "logprob": -0.5, "top_logprobs": [{"token": "é", "token_id": 4, "logprob": -0.5}]},
+    {"token": "\ufffd", "token_id": 5, "logprob": -0.25, "top_logprobs": []},
+]
+
+
+def test_log_probabilities_of_a_chat() -> None:
+    (choice,) = completion(head(Endpoint.CHAT), [Choice("é", "stop", ENTRIES)], USAGE)["choices"]
+    first = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
+    assert choice["logprobs"] == {
+        "content": [
+            first | {"top_logprobs": [first]},
+            {"token": "\ufffd", "logprob": -0.25, "bytes": None, "top_logprobs": []},
+        ],
+        "refusal": None,
+    }
+
+
+def test_log_probabilities_of_a_completion() -> None:
+    (choice,) = completion(head(Endpoint.COMPLETIONS), [Choice("é", "stop", ENTRIES)], USAGE)["choices"]
+    assert choice["logprobs"] == {
+        "tokens": ["é", "\ufffd"],
+        "token_logprobs": [-0.5, -0.25],
+        "top_logprobs": [{"é": -0.5}, {}],
+        "text_offset": [0, 1],
+    }
+
+
 def streamed(endpoint: Endpoint, *, include_usage: bool) -> list[dict[str, Any]]:
     chunks = Chunks(head(endpoint), include_usage=include_usage)
     return [*chunks.opening(), chunks.text("Hi"), *chunks.closing("stop", USAGE)]

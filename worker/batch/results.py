@@ -36,6 +36,7 @@ class EndedJob:
     prompt_tokens: int | None
     completion_tokens: int | None
     cached_tokens: int | None
+    logprobs: list[dict[str, Any]] | None
 
 
 class BatchResults:
@@ -101,6 +102,7 @@ def _ended(job_ids: Sequence[str]) -> Select[*tuple[Any, ...]]:
             ResultRow.prompt_tokens,
             ResultRow.completion_tokens,
             JobStatsRow.prefix_hit_tokens,
+            ResultRow.logprobs,
         )
         .outerjoin(ResultRow, ResultRow.job_id == JobRow.id)
         .outerjoin(JobStatsRow, JobStatsRow.job_id == JobRow.id)

@@ -1,8 +1,10 @@
 """Options that several commands share, and the types of their values."""
 
+import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
@@ -128,6 +130,26 @@ class Until(click.ParamType[str]):
         if moment <= now:
             self.fail(f"{value!r} is in the past", param, ctx)
         return moment.isoformat()
+
+
+class SchemaFile(click.ParamType[dict[str, Any]]):
+    """A file that holds a JSON schema; the form of output that a job asks for with it."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Return a job's `response_format`, or fail naming the file."""
+        path = Path(value)
+        try:
+            schema = json.loads(path.read_text("utf-8"))
+        except OSError as error:
+            self.fail(f"cannot read {value}: {error.strerror}", param, ctx)
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{value} is not JSON: {error}", param, ctx)
+        if not isinstance(schema, dict):
+            self.fail(f"{value} holds no JSON object", param, ctx)
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", path.stem)[:64] or "schema"
+        return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
 
 
 def _apply(command: Callable[P, R], *options: Decorator[P, R]) -> Callable[P, R]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import redis
 
-from worker.cli.options import QueueName, Until, json_option, service_options
+from worker.cli.options import QueueName, SchemaFile, Until, json_option, service_options
 from worker.cli.output import message, print_json
 from worker.cli.progress import Progress, StatusLine
 from worker.cli.prompts import parse_metadata, read_prompt
@@ -39,6 +39,13 @@ from worker.sql.recording import recorder_of
 @click.option("--top-k", type=int)
 @click.option("--top-p", type=float)
 @click.option("--min-p", type=float)
+@click.option("--presence-penalty", type=float, help="Taken off tokens that are in the output already.")
+@click.option("--frequency-penalty", type=float, help="Taken off for each time that a token is in the output.")
+@click.option("--repetition-penalty", type=float, help="Above 1: known tokens, the prompt's too, become less likely.")
+@click.option("--regex", help="The output matches this regular expression.")
+@click.option("--json-schema", "response_format", type=SchemaFile(), metavar="FILE", help="The output follows it.")
+@click.option("--logprobs", is_flag=True, default=None, help="Keep the log-probability of each output token.")
+@click.option("--top-logprobs", type=int, help="And of that many of the most likely tokens.")
 @click.option("--seed", type=int, help="Default: derived from the job's id.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="May be repeated.")

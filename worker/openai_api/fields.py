@@ -72,6 +72,17 @@ def _max_tokens(name: str, value: Any) -> Mapping[str, Any]:
     return {"max_tokens": value}
 
 
+def _top_logprobs(name: str, value: Any) -> Mapping[str, Any]:
+    """Take how many of the most likely tokens a completion is to tell, beside the chosen one."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise refusal(name, f"must be a whole number, got {shorten(value)}")
+    return {"logprobs": True, "top_logprobs": value}
+
+
+def _response_format(name: str, value: Any) -> Mapping[str, Any]:
+    return {} if value == {"type": "text"} else {name: value}
+
+
 def _stop(name: str, value: Any) -> Mapping[str, Any]:
     return {"stop": [value] if isinstance(value, str) else value}
 
@@ -95,15 +106,18 @@ COMMON: Mapping[str, Rule] = {
     "stream": at_stream,
     "stream_options": at_stream,
     "n": only(1),
-    "frequency_penalty": only(0),
-    "presence_penalty": only(0),
-    "logit_bias": only({}),
+    "frequency_penalty": same,
+    "presence_penalty": same,
+    "logit_bias": same,
     "service_tier": only("auto", "default"),
     "store": only(False),
     "prompt_cache_key": unsupported,
     # Ours, beyond OpenAI's.
     "top_k": same,
     "min_p": same,
+    "repetition_penalty": same,
+    "regex": same,
+    "grammar": same,
     "min_tokens": same,
     "ignore_eos": same,
     "stop_token_ids": same,
@@ -115,9 +129,9 @@ FIELDS: Mapping[Endpoint, Mapping[str, Rule]] = {
         "messages": _messages,
         "max_tokens": _max_tokens,
         "max_completion_tokens": _max_tokens,
-        "logprobs": only(False),
-        "top_logprobs": only(0),
-        "response_format": only({"type": "text"}),
+        "logprobs": same,
+        "top_logprobs": same,
+        "response_format": _response_format,
         "tools": only([]),
         "tool_choice": only("none", "auto"),
         "parallel_tool_calls": only(True, False),
@@ -136,7 +150,7 @@ FIELDS: Mapping[Endpoint, Mapping[str, Rule]] = {
         "max_tokens": _max_tokens,
         "best_of": only(1),
         "echo": only(False),
-        "logprobs": unsupported,
+        "logprobs": _top_logprobs,
         "suffix": unsupported,
     },
 }

@@ -7,7 +7,14 @@ from typing import Any
 
 from worker.errors import InvalidJob
 from worker.jobs import shorten
-from worker.openai_api.errors import MISSING_PARAMETER, UNKNOWN_PARAMETER, RequestRefused, error_of, refusal
+from worker.openai_api.errors import (
+    MISSING_PARAMETER,
+    UNKNOWN_PARAMETER,
+    UNSUPPORTED_VALUE,
+    RequestRefused,
+    error_of,
+    refusal,
+)
 from worker.openai_api.fields import DEFAULTS, FIELDS, REQUIRED, Endpoint
 from worker.queue.submission import valid_payload
 
@@ -45,6 +52,8 @@ def parse_request(
     given = {name: value for name, value in body.items() if value is not None}
     fields = {**DEFAULTS[endpoint], **(defaults or {}), **_job_fields(endpoint, given), **(extra or {})}
     stream, include_usage = _streaming(given)
+    if stream and fields.get("logprobs"):
+        raise refusal("logprobs", "is not supported with stream; ask for the whole answer", UNSUPPORTED_VALUE)
     try:
         payload = valid_payload(fields)
     except InvalidJob as error:

@@ -1,11 +1,12 @@
 """Results of jobs as OpenAI's response objects: whole, or in chunks as they are generated."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from worker.openai_api.fields import Endpoint
+from worker.openai_api.logprobs import logprobs_object
 
 # How an output ended -> OpenAI's word. An output that ended otherwise belongs to a job that failed.
 FINISH_REASONS = {"stop": "stop", "stop_string": "stop", "length": "length"}
@@ -35,6 +36,7 @@ class Choice:
 
     text: str
     finish_reason: str
+    logprobs: Sequence[Mapping[str, Any]] | None = None  # of each output token, as a job's result has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,10 @@ def _frame(head: ResponseHead, kind: str) -> dict[str, Any]:
 
 
 def _choice(endpoint: Endpoint, index: int, choice: Choice) -> dict[str, Any]:
-    ending = {"logprobs": None, "finish_reason": FINISH_REASONS[choice.finish_reason]}
+    ending = {
+        "logprobs": logprobs_object(endpoint, choice.logprobs),
+        "finish_reason": FINISH_REASONS[choice.finish_reason],
+    }
     if endpoint is Endpoint.COMPLETIONS:
         return {"index": index, "text": choice.text, **ending}
     message = {"role": "assistant", "content": choice.text, "refusal": None}

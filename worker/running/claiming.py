@@ -182,7 +182,7 @@ class Claimer:
         assert detail is not None, "SQL has said how the job ended"
         value = None
         if detail.result is not None and state is JobState.DONE:
-            value = return_value(detail.result, claim.job)
+            value = return_value(detail.result, detail.stats, claim.job)
         error = f"{detail.error_code}: {detail.error_message}" if detail.error_code else None
         return Acknowledgement(claim, ATTEMPT_STATES[state], value, error)
 

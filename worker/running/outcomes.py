@@ -221,7 +221,7 @@ def broken_off(outcome: Outcome, error: Exception) -> Outcome:
     )
 
 
-def return_value(result: Outcome | JobResult, job: PromptJob) -> dict[str, Any]:
+def return_value(result: Outcome | JobResult, stats: JobStats | None, job: PromptJob) -> dict[str, Any]:
     """Return what a producer gets for a job that is done, whether from its outcome or from SQL."""
     asked: dict[str, Any] = {"token_ids": list(result.token_ids)} if job.return_token_ids else {}
     if result.logprobs is not None:
@@ -231,6 +231,7 @@ def return_value(result: Outcome | JobResult, job: PromptJob) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "prompt_tokens": result.prompt_tokens,
         "completion_tokens": result.completion_tokens,
+        "cached_tokens": 0 if stats is None else stats.prefix_hit_tokens,
         **asked,
     }
 
@@ -239,7 +240,7 @@ def acknowledgement(outcome: Outcome) -> Acknowledgement:
     """Return what RQ's readers see of an outcome that was committed: DONE, FAILED or CANCELLED."""
     value = None
     if outcome.state is AttemptState.DONE:
-        value = return_value(outcome, outcome.claim.job)
+        value = return_value(outcome, outcome.stats, outcome.claim.job)
     error = f"{outcome.error_code}: {outcome.error_message}" if outcome.error_code else None
     return Acknowledgement(outcome.claim, outcome.state, value, error)
 

@@ -114,7 +114,7 @@ async def _answer_at_once(call: _Call) -> Response:
             return as_response(TIMED_OUT)
     if end.state is not JobState.DONE or end.value is None:
         return as_response(error_of_end(end))
-    choice = Choice(end.value["text"], end.value["finish_reason"])
+    choice = Choice(end.value["text"], end.value["finish_reason"], end.value.get("logprobs"))
     return JSONResponse(completion(call.head, [choice], _usage(end.value)))
 
 
