@@ -46,6 +46,14 @@ class ModelIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSize:
+    """How much a step computed."""
+
+    num_requests: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A snapshot for panels and heartbeats."""
 
@@ -80,6 +88,7 @@ class Engine:
         self.ledger = EngineLedger(cache, clock)
         self._quarantine = Quarantine()
         self._limits = self._widest = StepLimits(config.max_num_seqs, config.token_budget)
+        self.last_step: StepSize | None = None  # what `step` last computed; None where it did not get so far
         self._calm_steps = 0
         self._steps = 0
         self._output_tokens = 0
@@ -135,6 +144,7 @@ class Engine:
         request to blame is found and ended (`engine.quarantine`). Raises EngineBroken when none is to blame; what was
         running is then waiting.
         """
+        self.last_step = None
         apart = self._quarantine.current
         plan = self.scheduler.schedule(self._limits, apart)
         self._preemptions += len(plan.preempted)
@@ -153,6 +163,7 @@ class Engine:
         finished = self._account(plan, tokens)
         self._relax()
         self.ledger.charge(plan)
+        self.last_step = StepSize(len(plan.scheduled), plan.num_tokens)
         return finished
 
     def settle(self) -> None:

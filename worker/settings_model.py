@@ -247,7 +247,7 @@ class Settings(BaseModel):
     )
     health_address: Annotated[str, AfterValidator(_is_address)] | None = Field(
         default=None,
-        description="where a worker serves /healthz and /livez: HOST:PORT, or PORT on this machine alone",
+        description="where a worker serves /healthz, /livez and /metrics: HOST:PORT, or PORT on this machine alone",
     )
     serve_address: Annotated[str, AfterValidator(_is_address)] = Field(
         default="8000",

@@ -197,6 +197,9 @@ def test_without_a_worker_there_is_no_service(serving: Serve, connection: redis.
         health = httpx2.get(f"{served.url}/healthz")
         assert (health.status_code, health.json()["problems"]) == (503, ["no worker is running"])
         assert httpx2.get(f"{served.url}/livez").status_code == 200
+        metrics = httpx2.get(f"{served.url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        assert 'pagemill_fleet_workers{state="running"} 0.0\n' in metrics.text
+        assert metrics.headers["content-type"].startswith("application/openmetrics-text")
         assert connection.llen("rq:queue:default") == 0
 
 

@@ -62,7 +62,7 @@ def test_a_busy_worker_tells_that_it_is_well(connection: redis.Redis, sqlite_sto
         assert report["disk_free_bytes"] > 0
         assert ask(flow, "/livez?verbose=1") == (200, {"alive": True})
         assert ask(flow, "/healthz", "HEAD") == (200, None)
-        assert ask(flow, "/metrics")[0] == 404
+        assert ask(flow, "/elsewhere")[0] == 404
         assert ask(flow, "/healthz", "DELETE") == (501, 501)
 
 
@@ -202,7 +202,7 @@ def test_an_address_that_is_taken_is_a_matter_of_configuration(connection: redis
 
 def test_nothing_is_served_unless_asked_for(connection: redis.Redis, sqlite_store: JobStore) -> None:
     flow = make_flow(connection, sqlite_store)
-    with running(flow), serving_health(None, flow._upkeep.report) as port:
+    with running(flow), serving_health(None, flow._upkeep.report, flow._metrics.expose) as port:
         assert (port, flow.health_port) == (None, None)
 
 

@@ -29,6 +29,7 @@ class Beat:
         self._what = what
         self._stopped = threading.Event()
         self._is_down = False
+        self.num_outages = 0
         self._succeeded_at = time.monotonic()  # or was made then
 
     def is_well(self, patience_seconds: float) -> bool:
@@ -49,6 +50,7 @@ class Beat:
             except (ServiceUnavailable, TryLater) as error:
                 if not self._is_down:
                     logger.warning("cannot %s: %s", self._what, error)
+                    self.num_outages += 1
                 self._is_down = True
             else:
                 if self._is_down:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from worker.errors import ServiceUnavailable, TryLater
 from worker.functions.rq_functions import FunctionWorker
 from worker.log_fields import about
+from worker.metrics.job_tally import JobTally
 from worker.queue.claim_replies import Claimed
 from worker.queue.job_queue import Acknowledgement, JobQueue
 from worker.records import TERMINAL_STATES, AttemptState, Claim, DeadRecord, JobState
@@ -45,6 +46,7 @@ class Claimer:
         take: Callable[[HeldJob], None],
         lose: Callable[[HeldJob], None],
         failpoints: Failpoints,
+        tally: JobTally,
     ) -> None:
         """`take` gets each job that is to run, `lose` each that is held under an earlier lease as well. `functions`
         runs the plain functions.
@@ -59,6 +61,7 @@ class Claimer:
         self._take = take
         self._lose = lose
         self._failpoints = failpoints
+        self._tally = tally
         self._reply_lost = False
         self._pending: Claimed | None = None  # claimed, but SQL does not have all of it yet
 
@@ -141,6 +144,7 @@ class Claimer:
         return claimed
 
     def _hold(self, claims: Sequence[Claim]) -> None:
+        self._tally.note_claims(len(claims))
         now = time.monotonic()
         for earlier in self._held.add(HeldJob(claim, now - claim.age_seconds) for claim in claims):
             claim = earlier.claim
@@ -201,6 +205,7 @@ class Claimer:
         for fault in faults:
             record, extra = fault.item, _about_dead(fault.item)
             logger.error("record %s cannot be dead-lettered in Redis", record.job_id, exc_info=fault.error, extra=extra)
+        self._tally.note_dead(records)
 
     def _without_ended(self, records: Sequence[DeadRecord]) -> list[DeadRecord]:
         """Leave out guilty jobs that had ended when their worker died once more: SQL has their results. Their leases

@@ -10,6 +10,7 @@ from engine.engine import Engine
 from engine.request import Request, RequestError, SamplingParams
 from worker.jobs import PromptJob, seed_of
 from worker.log_fields import about
+from worker.metrics.step_log import Step, StepLog
 from worker.records import Outcome
 from worker.running.failpoints import Failpoints, Point
 from worker.running.held import HeldJob
@@ -65,9 +66,11 @@ class EngineLoop:
         outcomes: OutcomeBuilder,
         emit: Callable[[HeldJob | Outcome], None],
         failpoints: Failpoints,
+        steps: StepLog,
     ) -> None:
         self.engine = engine
         self.pulse = Pulse()
+        self._log = steps
         self._failpoints = failpoints
         self._outcomes = outcomes
         self._emit = emit
@@ -166,12 +169,19 @@ class EngineLoop:
             return
         try:
             self._failpoints.reach(Point.BEFORE_STEP)
+            started = time.perf_counter()
             finished = self.engine.step()
+            self._note_step(time.perf_counter() - started)
             self._failpoints.reach(Point.AFTER_STEP)
         except Exception as error:
             raise EngineStepFailed(str(error)) from error
         for request in finished:
             self._finish(request)
+
+    def _note_step(self, seconds: float) -> None:
+        size = self.engine.last_step
+        if size is not None:
+            self._log.note(Step(seconds, size.num_requests, size.num_tokens))
 
     def _finish(self, request: Request) -> None:
         self._deadlines.pop(request.request_id, None)

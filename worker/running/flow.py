@@ -24,6 +24,10 @@ from worker.errors import PagemillError, ServiceUnavailable, TryLater
 from worker.functions.allow_list import AllowList
 from worker.functions.pool import FunctionPool, RunningFunction
 from worker.log_fields import at_hand
+from worker.metrics.job_tally import JobTally
+from worker.metrics.queue_depths import QueueDepths
+from worker.metrics.step_log import StepLog
+from worker.metrics.worker_metrics import WorkerMetrics
 from worker.progress import WorkerProgress
 from worker.queue.connection import redis_errors
 from worker.queue.delayed import DelayedJobs
@@ -108,9 +112,11 @@ class Flow:
             time.monotonic,
             Backoff(settings.retry_base_seconds, settings.retry_cap_seconds),
         )
+        tally, steps = JobTally(), StepLog()
+        depths = QueueDepths(connection, record.name, settings.queues, settings.beat_seconds)
         self._live = Live(job_queue, self._held, model.decode, self._cancel, self.worker.stop_function)
-        self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams, failpoints)
-        self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints)
+        self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams, failpoints, tally)
+        self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints, steps)
         self._intake = Intake(
             model.encode,
             model.compile_grammar,
@@ -134,6 +140,18 @@ class Flow:
             self._loop,
             self._persister,
             failpoints,
+            depths,
+        )
+        self._metrics = WorkerMetrics(
+            record,
+            model.engine,
+            self._held,
+            tally,
+            steps,
+            depths,
+            self._upkeep.services,
+            self._upkeep.report,
+            model.peak_memory_bytes,
         )
         self.health_port: int | None = None  # while somebody may ask there
         self._delayed = DelayedJobs(job_queue, settings.queues, settings.retry_cap_seconds)
@@ -148,6 +166,7 @@ class Flow:
             self._intake.put,
             self._lose,
             failpoints,
+            tally,
         )
 
     def progress(self) -> WorkerProgress:
@@ -173,7 +192,9 @@ class Flow:
         when a service is down at the start, and TryLater when a part of the worker failed; whatever ends it, what was
         held has been handed back then, services permitting.
         """
-        with serving_health(self._settings.health_listener(), self._upkeep.report) as self.health_port:
+        with serving_health(
+            self._settings.health_listener(), self._upkeep.report, self._metrics.expose
+        ) as self.health_port:
             self._run(burst=burst)
 
     def _run(self, *, burst: bool) -> None:

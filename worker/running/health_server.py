@@ -1,4 +1,4 @@
-"""The health endpoint: /healthz and /livez over HTTP, beside the worker's work and never in its way."""
+"""The health endpoint: /healthz, /livez and /metrics over HTTP, beside the worker's work and never in its way."""
 
 import json
 import logging
@@ -21,6 +21,7 @@ MAX_CONNECTIONS = 16  # at once; others are dropped
 logger = logging.getLogger(__name__)
 
 Report = Callable[[], HealthReport]
+Expose = Callable[[str | None], tuple[bytes, str]]  # from an Accept header to a text and its content type
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -43,17 +44,21 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/livez":
-            self._send(HTTPStatus.OK, {"alive": True})
+            self._send_json(HTTPStatus.OK, {"alive": True})
         elif path == "/healthz":
             report = self.server.report()
-            self._send(HTTPStatus.OK if report.healthy else HTTPStatus.SERVICE_UNAVAILABLE, asdict(report))
+            self._send_json(HTTPStatus.OK if report.healthy else HTTPStatus.SERVICE_UNAVAILABLE, asdict(report))
+        elif path == "/metrics":
+            self._send(HTTPStatus.OK, *self.server.expose(self.headers.get("Accept")))
         else:
-            self._send(HTTPStatus.NOT_FOUND, {"error": "only /healthz and /livez are here"})
+            self._send_json(HTTPStatus.NOT_FOUND, {"error": "only /healthz, /livez and /metrics are here"})
 
-    def _send(self, status: HTTPStatus, document: dict[str, Any]) -> None:
-        body = json.dumps(document).encode() + b"\n"
+    def _send_json(self, status: HTTPStatus, document: dict[str, Any]) -> None:
+        self._send(status, json.dumps(document).encode() + b"\n", "application/json")
+
+    def _send(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
@@ -68,9 +73,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: Address, report: Report) -> None:
+    def __init__(self, address: Address, report: Report, expose: Expose) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.report = report
+        self.expose = expose
         self._seats = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__((address.host, address.port), _Handler)
 
@@ -102,7 +108,7 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving_health(address: Address | None, report: Report) -> Iterator[int | None]:
+def serving_health(address: Address | None, report: Report, expose: Expose) -> Iterator[int | None]:
     """Answer requests until the block ends; gives the port, None where no address is set.
 
     Raises ConfigurationError when nobody may listen there.
@@ -111,7 +117,7 @@ def serving_health(address: Address | None, report: Report) -> Iterator[int | No
         yield None
         return
     try:
-        server = _Server(address, report)
+        server = _Server(address, report, expose)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigurationError(f"health_address: cannot listen on {address}: {reason}") from None

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from worker.errors import ServiceUnavailable, TryLater
 from worker.log_fields import about
+from worker.metrics.job_tally import JobTally
 from worker.queue.job_queue import Delay, JobQueue
 from worker.records import AttemptState, Outcome
 from worker.running.failpoints import Failpoints, Point
@@ -38,6 +39,7 @@ class Persister:
         outcomes: OutcomeBuilder,
         before_acknowledging: Callable[[Sequence[Outcome]], None],
         failpoints: Failpoints,
+        tally: JobTally,
     ) -> None:
         """`before_acknowledging` sees outcomes that SQL has and nobody else knows of yet; it must not raise."""
         self._store = store
@@ -46,6 +48,7 @@ class Persister:
         self._outcomes = outcomes
         self._before_acknowledging = before_acknowledging
         self._failpoints = failpoints
+        self._tally = tally
         self._ends: queue.SimpleQueue[HeldJob | Outcome | None] = queue.SimpleQueue()
         self._uncommitted: list[Outcome] = []
         self._unacknowledged: list[Outcome] = []  # SQL has them
@@ -103,6 +106,8 @@ class Persister:
     def _outcome(self, end: HeldJob | Outcome) -> Outcome:
         if isinstance(end, Outcome):
             return end
+        if end.request is not None:
+            self._tally.note_request(end.request)
         try:
             return self._outcomes.finished(end)
         except Exception as error:  # a detokenizer's bug, say: this job's end, not the worker's
@@ -152,6 +157,7 @@ class Persister:
                     "job %s was taken over by another worker; its result is dropped", claim.job_id, extra=about(claim)
                 )
                 forgotten.append(outcome)
+                self._tally.note_fenced()
             elif outcome.retry is not None:
                 self._give_back(outcome)
             else:
@@ -159,6 +165,7 @@ class Persister:
         self._release(forgotten)
 
     def _give_back(self, outcome: Outcome) -> None:
+        self._tally.note_given_back(outcome)
         if outcome.retry is None:
             self._to_requeue.append(outcome)
             return
@@ -209,6 +216,7 @@ class Persister:
             self._held.remove(outcome.claim.execution_id for outcome in outcomes)
 
     def _count(self, ended: Sequence[Outcome]) -> None:
+        self._tally.note_ends(ended)
         done = [outcome for outcome in ended if outcome.state is AttemptState.DONE]
         failed = [outcome for outcome in ended if outcome.state is AttemptState.FAILED]
         self.counters = WorkerCounters(

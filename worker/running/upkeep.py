@@ -13,6 +13,7 @@ from datetime import timedelta
 import redis
 
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
+from worker.metrics.queue_depths import QueueDepths
 from worker.outbox.relaying import Relay
 from worker.queue.job_queue import JobQueue
 from worker.queue.suspects import Suspects
@@ -47,6 +48,7 @@ class Upkeep:
         loop: EngineLoop,
         persister: Persister,
         failpoints: Failpoints,
+        depths: QueueDepths,
     ) -> None:
         self._store = store
         self._worker = worker
@@ -54,6 +56,7 @@ class Upkeep:
         self._leases = leases
         self._suspects = suspects
         self._persister = persister
+        self._depths = depths
         self._chore = ReconcileChore(
             Reconciler(store, connection, RealRepairs(store, connection, settings.result_ttl_seconds), rest),
             connection,
@@ -80,9 +83,14 @@ class Upkeep:
             held,
             loop.engine.status,
             claims_state=lambda: worker.claims_state,
-            beats={"Redis": self._beats["leases"], "SQL": self._beats["presence"]},
+            beats=self.services,
             send=loop.send,
         )
+
+    @property
+    def services(self) -> Mapping[str, Beat]:
+        """The beat that tells of each service whether it answers."""
+        return {"Redis": self._beats["leases"], "SQL": self._beats["presence"]}
 
     @property
     def targets(self) -> Mapping[str, Callable[[], None]]:
@@ -127,6 +135,7 @@ class Upkeep:
         self._leases.renew()
         self._worker.renew_functions(self._queue, self._suspects)
         self._worker.beat()
+        self._depths.refresh()
 
     def _beat_in_sql(self) -> None:
         engine_age = timedelta(seconds=self._health.probe())

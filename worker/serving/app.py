@@ -17,6 +17,7 @@ from worker.serving.completions import completions
 from worker.serving.errors import ClientGone, on_bug, on_http_error, on_pagemill_error
 from worker.serving.files import delete_file, download_file, list_files, show_file, upload_file
 from worker.serving.health import healthz, livez
+from worker.serving.metrics import metrics
 from worker.serving.models import list_models, show_model
 from worker.serving.services import Services
 
@@ -29,6 +30,7 @@ def make_app(services: Services) -> Starlette:
         routes=[
             Route("/healthz", healthz),
             Route("/livez", livez),
+            Route("/metrics", metrics),
             Route("/v1/models", _known(list_models)),
             Route("/v1/models/{name:path}", _known(show_model)),
             Route("/v1/files", _known(upload_file), methods=["POST"]),
