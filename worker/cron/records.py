@@ -65,7 +65,7 @@ class Schedule:
     created_at: datetime
     paused_at: datetime | None
     removed_at: datetime | None
-    next_slot_at: datetime | None  # None when there are no more, or while it is paused or removed
+    next_slot_at: datetime | None  # the first that nobody has dealt with; None when there are no more
 
     @property
     def grace(self) -> timedelta:

@@ -44,6 +44,12 @@ class Point(StrEnum):
     AFTER_ACKNOWLEDGE = "after_acknowledge"
     OUTBOX_RECORDED = "outbox_recorded"  # of a relay: `jobs` has what the outbox had; Redis has it not
     OUTBOX_QUEUED = "outbox_queued"  # Redis has it too; it is still in the outbox
+    # Where a scheduler can fail.
+    SLOT_DUE = "slot_due"  # SQL does not know of its run
+    RUN_OPENED = "run_opened"  # SQL has the run; none of its jobs is anywhere
+    RUN_RECORDED = "run_recorded"  # SQL has some jobs that Redis has not
+    RUN_QUEUED = "run_queued"  # Redis has them too; SQL does not know
+    RUN_ENDED = "run_ended"
 
 
 class Action(StrEnum):

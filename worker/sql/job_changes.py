@@ -67,6 +67,16 @@ def add_batches(connection: Connection, jobs: Iterable[SubmittedJob]) -> None:
         connection.execute(statement, [batches[batch_id] for batch_id in sorted(batches)])
 
 
+def add_queued(connection: Connection, jobs: Sequence[SubmittedJob]) -> None:
+    """Write each job as queued, with its batch; one that is there already stays as it is."""
+    by_id = {submitted.job_id: submitted for submitted in jobs}
+    if by_id:
+        add_batches(connection, by_id.values())
+        waiting = {"state": JobState.QUEUED, "epoch": 0, "attempt_count": 0}
+        statement = upserting(connection, JobRow).on_conflict_do_nothing(index_elements=[JobRow.id])
+        connection.execute(statement, [{**submitted_columns(by_id[job_id]), **waiting} for job_id in sorted(by_id)])
+
+
 def add_dead(connection: Connection, records: Sequence[DeadRecord], now: datetime) -> None:
     """Dead-letter each record at `now`. A job that SQL knows keeps its payload, and its state if that is terminal."""
     by_id = {storable(record.job_id): record for record in records}

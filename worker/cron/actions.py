@@ -1,0 +1,122 @@
+"""What a schedule does when it fires, as JSON in SQL and checked on its way in."""
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from worker.cron.records import RunKind
+from worker.errors import InvalidJob, PagemillError
+from worker.queue.submission import valid_payload
+
+RESERVED = ("batch_id", "batch_size", "deadline", "tenant")  # fields of a job that the schedule or the run settles
+LONGEST_DEADLINE_SECONDS = 366 * 86_400.0
+ID_CHARACTERS = 32  # as many as RQ's own ids have
+
+
+class ActionKind(StrEnum):
+    """What an action submits."""
+
+    PROMPT = "prompt"
+    JSONL = "jsonl"
+
+
+class _Action(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    deadline_seconds: float | None = Field(default=None, gt=0.0, le=LONGEST_DEADLINE_SECONDS, allow_inf_nan=False)
+    """Time that jobs have, from the moment at which the run was opened."""
+
+
+class PromptAction(_Action):
+    """One prompt. `job` holds the fields of its job."""
+
+    kind: Literal[ActionKind.PROMPT] = ActionKind.PROMPT
+    job: dict[str, Any]
+
+    @field_validator("job")
+    @classmethod
+    def _is_a_job(cls, job: dict[str, Any]) -> dict[str, Any]:
+        _check_free(job)
+        valid_payload(job)
+        return job
+
+
+class JsonlAction(_Action):
+    """The jobs of a file, one a line, as they are when the schedule fires. `defaults` are fields that it may set."""
+
+    kind: Literal[ActionKind.JSONL] = ActionKind.JSONL
+    path: str = Field(min_length=1, max_length=4096)
+    defaults: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("path")
+    @classmethod
+    def _is_absolute(cls, path: str) -> str:
+        if not Path(path).is_absolute() or "\x00" in path:
+            raise ValueError("must be absolute: it is read by whichever scheduler leads")
+        return path
+
+    @field_validator("defaults")
+    @classmethod
+    def _go_with_a_prompt(cls, defaults: dict[str, Any]) -> dict[str, Any]:
+        _check_free(defaults)
+        valid_payload({"prompt": "?", **defaults})
+        return defaults
+
+
+Action = Annotated[PromptAction | JsonlAction, Field(discriminator="kind")]
+_READER: TypeAdapter[PromptAction | JsonlAction] = TypeAdapter(Action)
+
+
+def parse_action(text: str) -> PromptAction | JsonlAction:
+    """Return the action of a schedule in SQL. Raises PagemillError for one that this version does not know."""
+    try:
+        return _READER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "action"
+        raise PagemillError(f"action: {field}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def dump_action(action: PromptAction | JsonlAction) -> str:
+    """Return the JSON of an action."""
+    return action.model_dump_json(exclude_none=True)
+
+
+def run_id(schedule_id: str, kind: RunKind, slot_at: datetime) -> str:
+    """Return the id of the run of a slot: the same whoever asks."""
+    return _digest(schedule_id, kind, slot_at.isoformat())
+
+
+def job_id(of_run: str, index: int) -> str:
+    """Return the id of a run's job, counted from 0."""
+    return _digest(of_run, str(index))
+
+
+def batch_name(schedule_name: str, kind: RunKind, slot_at: datetime) -> str:
+    """Return the name of the batch that a run's jobs are, which people read in reports."""
+    if kind is RunKind.SLOT:
+        return f"{schedule_name}.{slot_at:%Y%m%dT%H%MZ}"
+    return f"{schedule_name}.manual.{slot_at:%Y%m%dT%H%M%S.%fZ}"
+
+
+def check_line(place: str | None, fields: Mapping[str, Any]) -> None:
+    """Raise InvalidJob for a line of a file that sets what its run settles."""
+    for name in ("batch_id", "batch_size"):
+        if name in fields:
+            where = f"{place}: " if place else ""
+            raise InvalidJob(f"{where}{name}", "is the run's own; leave it out")
+
+
+def _check_free(fields: Mapping[str, Any]) -> None:
+    for name in RESERVED:
+        if name in fields:
+            raise ValueError(f"{name} is settled by the schedule; leave it out of the job")
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:ID_CHARACTERS]
