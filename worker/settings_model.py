@@ -232,6 +232,9 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         description="time between two looks into the outbox, where apps put jobs in their own transactions",
     )
+    scheduler: bool = Field(
+        default=True, description="a worker fires schedules too: `pagemill cron`; of all schedulers one leads"
+    )
     record: bool = Field(
         default=True, description="submit writes jobs to SQL before Redis, so that a lost queue can be rebuilt"
     )

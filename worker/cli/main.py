@@ -43,6 +43,7 @@ COMMANDS = {
     "serve": LazyCommand("worker.cli.serve", "serve", "Serve OpenAI's HTTP interface in front of the queue."),
     "keys": LazyCommand("worker.cli.keys", "keys", "Make and revoke the API keys of `pagemill serve`."),
     "outbox": LazyCommand("worker.cli.outbox", "outbox", "Jobs that apps submit within their own transactions."),
+    "cron": LazyCommand("worker.cli.cron", "cron", "Submit prompts by themselves: schedules and what became of them."),
     "report": LazyCommand("worker.cli.report", "report", "Report on finished jobs: summary, latency, memory, prefix."),
     "plan": LazyCommand("worker.cli.plan", "plan", "Compute what fits in a device's memory."),
     "db": LazyCommand("worker.cli.db", "db", "Create, upgrade and check the database's tables."),

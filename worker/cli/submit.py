@@ -8,10 +8,11 @@ from typing import Any
 import click
 import redis
 
-from worker.cli.options import QueueName, SchemaFile, Until, json_option, service_options
+from worker.cli.job_options import given_fields, job_options
+from worker.cli.options import QueueName, Until, json_option, service_options
 from worker.cli.output import message, print_json
 from worker.cli.progress import Progress, StatusLine
-from worker.cli.prompts import parse_metadata, read_prompt
+from worker.cli.prompts import read_prompt
 from worker.cli.queues import opened_queue
 from worker.cli.waiting import print_ends
 from worker.errors import ExitCode, InvalidJob, PagemillError, ServiceUnavailable
@@ -28,32 +29,8 @@ from worker.sql.recording import recorder_of
 @click.option("--jsonl", metavar="PATH", help="A job on each line: a JSON string or object. - is standard input.")
 @click.option("--queue", type=QueueName(), help="Default: the first of the setting queues.")
 @click.option("--batch", "batch_id", metavar="NAME", help="Submit the jobs as this batch.")
-@click.option("--tenant", help="Whose jobs these are; prefixes are cached apart for each.")
-@click.option("--share-prefix", is_flag=True, default=None, help="Cache the prompt for all tenants that say so too.")
-@click.option("--model", help="The model to answer; default: the worker's.")
-@click.option("--system", help="System message before the prompt.")
-@click.option("--raw", is_flag=True, default=None, help="Send the text as it is, without the chat template.")
-@click.option("--max-tokens", type=int, help="Longest output.  [default: 256]")
-@click.option("--min-tokens", type=int, help="Shortest output.")
-@click.option("--temperature", type=float, help="0 is greedy.  [default: 0]")
-@click.option("--top-k", type=int)
-@click.option("--top-p", type=float)
-@click.option("--min-p", type=float)
-@click.option("--presence-penalty", type=float, help="Taken off tokens that are in the output already.")
-@click.option("--frequency-penalty", type=float, help="Taken off for each time that a token is in the output.")
-@click.option("--repetition-penalty", type=float, help="Above 1: known tokens, the prompt's too, become less likely.")
-@click.option("--regex", help="The output matches this regular expression.")
-@click.option("--json-schema", "response_format", type=SchemaFile(), metavar="FILE", help="The output follows it.")
-@click.option("--logprobs", is_flag=True, default=None, help="Keep the log-probability of each output token.")
-@click.option("--top-logprobs", type=int, help="And of that many of the most likely tokens.")
-@click.option("--seed", type=int, help="Default: derived from the job's id.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
-@click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="May be repeated.")
-@click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token.")
-@click.option("--max-retries", type=int, help="Attempts after the first, where an error may pass.  [default: 2]")
+@job_options
 @click.option("--deadline", type=Until(), help="Fail what has not ended by then: 10m, 2h or 2026-05-01T08:00.")
-@click.option("--custom-id", help="Your own name for the job.")
-@click.option("--metadata", multiple=True, metavar="NAME=VALUE", help="Kept with the job; may be repeated.")
 @click.option(
     "--record/--no-record", default=None, help="Write jobs to SQL first; a queue that is lost is rebuilt from there."
 )
@@ -85,7 +62,7 @@ def submit(
       pagemill submit --jsonl questions.jsonl --batch nightly --queue bulk
       git diff | pagemill submit - --system "Review this change."
     """
-    defaults = _defaults(fields)
+    defaults = given_fields(fields)
     flags = {"queues": None if queue is None else (queue,), "record": record}
     settings = load_settings({**flags, "redis_url": redis_url, "database_url": database_url, "data_dir": data_dir})
     with ExitStack() as opened:
@@ -178,14 +155,6 @@ def _remembered(jobs: Iterable[NewJob], names: dict[str, str | None]) -> Iterato
     for job in jobs:
         names[job.job_id] = job.payload.get("custom_id")
         yield job
-
-
-def _defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that were given, as fields of a job."""
-    given = {name: value for name, value in fields.items() if value is not None and value != ()}
-    if "metadata" in given:
-        given["metadata"] = parse_metadata(given["metadata"])
-    return given
 
 
 def _reader(prompt: str | None, files: tuple[str, ...], jsonl: str | None, opened: ExitStack) -> ReadJobs:

@@ -1,6 +1,8 @@
 """What a schedule does when it fires, as JSON in SQL and checked on its way in."""
 
 import hashlib
+import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
@@ -15,6 +17,7 @@ from worker.queue.submission import valid_payload
 
 RESERVED = ("batch_id", "batch_size", "deadline", "tenant")  # fields of a job that the schedule or the run settles
 LONGEST_DEADLINE_SECONDS = 366 * 86_400.0
+NAME = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}"
 ID_CHARACTERS = 32  # as many as RQ's own ids have
 
 
@@ -80,6 +83,18 @@ def parse_action(text: str) -> PromptAction | JsonlAction:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "action"
         raise PagemillError(f"action: {field}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def make_action(kind: ActionKind, **fields: Any) -> PromptAction | JsonlAction:
+    """Return a new action. Raises PagemillError or InvalidJob, which name the field and the reason."""
+    return parse_action(json.dumps({"kind": kind, **fields}))
+
+
+def check_name(name: str) -> str:
+    """Return the name of a schedule, which is a part of its batches' names. Raises PagemillError."""
+    if not re.fullmatch(NAME, name, re.ASCII):
+        raise PagemillError(f"name: {ascii(name)[:80]} is none: up to 64 letters, digits, '.', '_', ':' and '-'")
+    return name
 
 
 def dump_action(action: PromptAction | JsonlAction) -> str:

@@ -54,7 +54,7 @@ class Calendar:
 
         Raises PagemillError, which names the field and the reason, for what cannot be read or can never fire.
         """
-        zone = _parse_zone(time_zone)
+        zone = parse_zone(time_zone)
         fields = _parse_fields(expression)
         calendar = cls(fields, zone, len(CronSim(fields, SETTLED).hours) == HOURS_OF_A_DAY)
         if next(CronSim(fields, SETTLED), None) is None:
@@ -98,7 +98,8 @@ def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
     return moment.astimezone(zone).utcoffset() or timedelta()
 
 
-def _parse_zone(name: str) -> ZoneInfo:
+def parse_zone(name: str) -> ZoneInfo:
+    """Return the time zone of an IANA name. Raises PagemillError."""
     known = available_timezones() - NO_ZONES
     if name in known:
         return ZoneInfo(name)

@@ -66,7 +66,8 @@ class Scheduler:
         for thread in self._threads.values():
             thread.join(patience_seconds)
         try:
-            self._leadership.leave(self._clock())
+            if self._is_leading:
+                self._leadership.leave(self._clock())
         except (ServiceUnavailable, TryLater) as error:
             logger.warning("cannot hand the schedules over: %s", error)
 

@@ -4,6 +4,7 @@ leases      renews them in Redis, with the worker's entry in RQ's lists
 presence    says in SQL that worker and engine are there
 reconcile   compares SQL with Redis now and then
 outbox      queues what apps have submitted within their own transactions
+schedules   fires them, where it leads the schedulers
 """
 
 import logging
@@ -12,6 +13,7 @@ from datetime import timedelta
 
 import redis
 
+from worker.cron.scheduler import TICK_SECONDS, Scheduler
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
 from worker.metrics.queue_depths import QueueDepths
 from worker.outbox.relaying import Relay
@@ -28,6 +30,8 @@ from worker.running.persister import Persister
 from worker.running.reconcile_chore import ReconcileChore, rest
 from worker.settings_model import Settings
 from worker.sql.store import JobStore
+
+SCHEDULER_PATIENCE_SECONDS = 2.0  # for runs to stop where they are
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +80,11 @@ class Upkeep:
             "reconcile": Beat(self._chore.run, settings.sweep_seconds, "reconcile the queue with SQL"),
             "outbox": Beat(self._empty_outbox, settings.outbox_seconds, "empty the outbox"),
         }
+        self._scheduler = Scheduler(
+            worker.name, store.database, connection, settings, stopped=lambda: self._beats["schedules"].is_stopped
+        )
+        if settings.scheduler:
+            self._beats["schedules"] = Beat(self._scheduler.tick, TICK_SECONDS, "look for due schedules")
         self._health = Health(
             settings,
             worker.name,
@@ -116,7 +125,9 @@ class Upkeep:
             beat.stop()
 
     def leave(self) -> None:
-        """Say in SQL that the worker stopped, with its last counters. A database that is down is logged."""
+        """Hand the schedules over, and say in SQL that the worker stopped, with its last counters. A database that is
+        down is logged."""
+        self._scheduler.close(SCHEDULER_PATIENCE_SECONDS)
         try:
             self._beat_in_sql()
             self._store.stop_worker(self._worker.name)

@@ -30,6 +30,11 @@ class JobStore:
         self._engine = engine
         self._clock = clock
 
+    @property
+    def database(self) -> Engine:
+        """The database, for stores of what is no job."""
+        return self._engine
+
     # The life of a job that is claimed.
 
     def begin_attempts(self, claims: Sequence[Claim], worker_name: str) -> BegunAttempts:
