@@ -61,10 +61,14 @@ class Scheduler:
         except Exception:
             logger.exception("looking for due schedules failed")
 
-    def close(self, patience_seconds: float) -> None:
-        """Let another scheduler lead, and wait a while for the runs that are being carried out; `stopped` ends them."""
+    def join(self, patience_seconds: float) -> None:
+        """Wait a while for each of the runs that are being carried out."""
         for thread in self._threads.values():
             thread.join(patience_seconds)
+
+    def close(self, patience_seconds: float) -> None:
+        """Let another scheduler lead, once the runs that are being carried out have ended, or stopped."""
+        self.join(patience_seconds)
         try:
             if self._is_leading:
                 self._leadership.leave(self._clock())
