@@ -2,21 +2,28 @@
 
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from scripts.fault_table.rows import SHORT_LEASES, STEP_SLEEP, Trial, prompts
+from scripts.fault_table.schedules import add_schedule, check_slots, this_minute, wait_for_runs
 from scripts.fault_table.world import World
 
 MOVED_CLOCK = Path(__file__).parent / "moved_clock"
 OFFSET_FILE = "FAULTS_CLOCK_OFFSET_FILE"
 HOUR = 3600.0
+BERLIN = ZoneInfo("Europe/Berlin")
+NIGHT = datetime(2025, 10, 20, 2, 30, tzinfo=BERLIN)  # since then the clock was set back, and forward
 PROGRAM = "from worker.cli.main import main; main()"
 
 
 def move_clock(trial: Trial) -> None:
     """Row 11. A worker's wall clock is an hour ahead, then an hour behind; so is a producer's.
 
-    The clock is that of Python's `time` and `datetime`, replaced before anything is imported.
+    The clock is that of Python's `time` and `datetime`, replaced before anything is imported. Schedules go by Redis's:
+    one whose slot is half an hour away does not fire, one whose slot has come does, and one for 2:30 a.m. that nobody
+    served since before the clock was last set has each of its nights settled once.
     """
     with trial.world(max_jobs=8, **SHORT_LEASES) as world:
         offset = world.folder / "offset"
@@ -27,6 +34,7 @@ def move_clock(trial: Trial) -> None:
             OFFSET_FILE: str(offset),
             "TZ": "Europe/Berlin",
         }
+        nights = add_schedules(world)
         submit_elsewhere(world, environ, 20)
         with (world.folder / "moved.log").open("wb") as log:
             moved = subprocess.Popen(
@@ -37,6 +45,8 @@ def move_clock(trial: Trial) -> None:
             )
         try:
             world.wait_for(lambda: world.tally().done >= 4, "4 jobs are done by the worker with the moved clock")
+            for name in ("due", "nightly"):
+                wait_for_runs(world, name, 1)
             offset.write_text(str(-HOUR))
             world.start_worker(failpoints=STEP_SLEEP)
             submit_elsewhere(world, environ, 20)
@@ -47,6 +57,28 @@ def move_clock(trial: Trial) -> None:
             moved.kill()
             moved.wait()
         check_figures(trial, world)
+        for name, number in (("due", 1), ("later", 0), ("nightly", nights)):
+            check_slots(trial, world, name, number)
+        trial.note(f"{nights} nights at 2:30 in Berlin, the clock set back and forward among them: each settled once")
+
+
+def add_schedules(world: World) -> int:
+    """Add the three schedules; return how many slots of the nightly one have come."""
+    minute = this_minute()
+    add_schedule(world, "due", "* * * * *", first=minute, last=minute)
+    later = minute + timedelta(minutes=30)
+    add_schedule(world, "later", "* * * * *", first=later, last=later)
+    today = datetime.now(BERLIN)
+    nights = (today.date() - NIGHT.date()).days + (today.time() >= NIGHT.time())
+    add_schedule(
+        world,
+        "nightly",
+        "30 2 * * *",
+        first=NIGHT.astimezone(UTC),
+        last=today.astimezone(UTC),
+        time_zone=BERLIN.key,
+    )
+    return nights
 
 
 def submit_elsewhere(world: World, environ: dict[str, str], count: int) -> None:
@@ -80,5 +112,5 @@ def check_figures(trial: Trial, world: World) -> None:
     behind = sum(stat.queue_ms > HOUR * 1000 / 2 for stat in stats)
     trial.note(
         f"no lease ran out, no latency is negative or an hour long; queue_ms of {behind} jobs counts the hour by which "
-        "their producer's clock is behind; no schedules are covered, there are none yet"
+        "their producer's clock is behind"
     )

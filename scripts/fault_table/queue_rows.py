@@ -11,14 +11,18 @@ from scripts.fault_table.mutations import MUTATIONS, has_ended_by_its_own_word, 
 from scripts.fault_table.proxy import lose_reply_to, proxying
 from scripts.fault_table.redis_server import running_server
 from scripts.fault_table.rows import SHORT_LEASES, STEP_SLEEP, Trial, free_port, prompts
+from scripts.fault_table.schedules import MINUTE, add_schedule, check_slots, this_minute, wait_for_runs
 from scripts.fault_table.tally import count_jobs_in_sql
 from scripts.fault_table.world import World
+from worker.cron.leader import current_leader
 from worker.errors import ExitCode
 from worker.records import JobState
 
 RECONCILING: dict[str, Any] = {**SHORT_LEASES, "reconcile_seconds": 2}
 RECONNECT_SECONDS = 10.0
 DELAYS_SECONDS = (1.0, 2.0, 3.0, 4.0)
+SCHEDULES = ("one", "two", "three")
+SLOTS = 5  # of each schedule
 PROGRAM = "from worker.cli.main import main; main()"
 
 
@@ -174,16 +178,27 @@ def shares_of(world: World) -> list[int]:
 
 
 def share_a_queue(trial: Trial) -> None:
-    """Row 18. Two workers, one queue, many small jobs, a tenth of them delayed: each worker is a scheduler, too."""
+    """Row 18. Two workers, one queue, many small jobs, a tenth of them delayed. Each worker is a scheduler, too: one of
+    them leads, and five slots of each of three schedules fire once."""
     count = int(trial.scale.pick(1000, 10_000))
     with trial.world(postgresql=trial.has_postgresql, max_jobs=64, max_num_seqs=64) as world:
         num_delayed = count // 10
         world.submit(*prompts(count - num_delayed, max_tokens=2))
         for seconds in DELAYS_SECONDS:
             world.submit_delayed(*prompts(num_delayed // len(DELAYS_SECONDS), max_tokens=2), seconds=seconds)
+        minute = this_minute()
+        for name in SCHEDULES:
+            add_schedule(world, name, "* * * * *", first=minute - (SLOTS - 1) * MINUTE, last=minute)
         for _ in range(2):
             world.start_worker()
         seconds = world.wait_for_ends(600)
+        for name in SCHEDULES:
+            wait_for_runs(world, name, SLOTS)
+        world.wait_for_ends()
+        for name in SCHEDULES:
+            check_slots(trial, world, name, SLOTS)
+        leader = current_leader(world.database)
+        trial.check(leader is not None, "none of the schedulers led")
         tally = world.tally()
         trial.check(not tally.reruns, f"{tally.reruns} jobs ran more than once")
         world.wait_for(
@@ -191,4 +206,7 @@ def share_a_queue(trial: Trial) -> None:
         )
         shares = sorted(worker.counters.jobs_done for worker in world.store.workers())
         trial.check(all(shares), "one of the workers had nothing to do")
-        trial.note(f"{tally.accepted} jobs in {seconds:.1f} s, shared {shares}, {num_delayed} of them delayed")
+        trial.note(
+            f"{tally.accepted} jobs in {seconds:.1f} s, shared {shares}, {num_delayed} of them delayed; "
+            f"{len(SCHEDULES) * SLOTS} slots of schedules, each fired once"
+        )

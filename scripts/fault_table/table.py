@@ -25,7 +25,12 @@ ROWS = (
     Row(8, "SQLite locked", "the engine steps on, 0 lost", database_rows.lock_sqlite),
     Row(9, "disk full", "claims stop, nothing acknowledged, resumes by itself", database_rows.fill_disk),
     Row(10, "three deliveries, lost replies", "one job, one row, one attempt", queue_rows.deliver_thrice),
-    Row(11, "clocks an hour off, and moving", "monotonic latencies, leases on Redis's clock", clock_rows.move_clock),
+    Row(
+        11,
+        "clocks an hour off, and moving",
+        "monotonic latencies, leases and schedules on Redis's clock",
+        clock_rows.move_clock,
+    ),
     Row(
         12,
         "a prompt that kills the process",
@@ -43,6 +48,6 @@ ROWS = (
         crash_rows.stop_in_order,
         is_timed=True,
     ),
-    Row(18, "two workers, 10,000 jobs", "none twice", queue_rows.share_a_queue),
+    Row(18, "two workers, 10,000 jobs", "none twice, no slot of a schedule either", queue_rows.share_a_queue),
     Row(19, "worker cut off for longer than its lease", "the fence rejects its stale writes", crash_rows.cut_off),
 )
