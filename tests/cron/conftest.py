@@ -18,6 +18,7 @@ from worker.cron.records import MissedPolicy, OverlapPolicy, Schedule
 from worker.cron.schedule_store import ScheduleStore
 from worker.cron.scheduler import Scheduler
 from worker.queue.connection import connect
+from worker.running.failpoints import Failpoints
 from worker.settings_model import Settings
 
 START = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
@@ -93,6 +94,7 @@ class Schedulers:
             self.database,
             connection or self.connection,
             Settings(data_dir=Path("unused"), **settings),
+            Failpoints(),
             stopped=lambda: self.is_stopped,
             clock=self.clock,
         )

@@ -11,6 +11,7 @@ from worker.cli.options import service_options
 from worker.cron.scheduler import TICK_SECONDS, Scheduler
 from worker.errors import TryLater
 from worker.running.beats import Beat
+from worker.running.failpoints import Failpoints, parse_faults
 from worker.running.threads import Failure, Flag, ServiceThread
 from worker.settings import load_settings
 from worker.sql import schema
@@ -39,7 +40,14 @@ def scheduler(**flags: Any) -> None:
         signal.signal(number, lambda *_: stopping.set())
     with opened_scheduling(settings) as scheduling:
         name = scheduler_name()
-        own = Scheduler(name, scheduling.database, scheduling.connection, settings, stopped=stopping.is_set)
+        own = Scheduler(
+            name,
+            scheduling.database,
+            scheduling.connection,
+            settings,
+            Failpoints(parse_faults(settings.failpoints)),
+            stopped=stopping.is_set,
+        )
         beat = Beat(own.tick, TICK_SECONDS, "look for due schedules")
         failure = Failure()
         thread = ServiceThread("scheduler", beat.run, failure)

@@ -14,7 +14,7 @@ from worker.cron.records import Run, RunState, Schedule
 from worker.cron.run_store import RunStore
 from worker.cron.schedule_store import ScheduleStore
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
-from worker.running.failpoints import Failpoints, Point, parse_faults
+from worker.running.failpoints import Failpoints, Point
 from worker.settings_model import Settings
 
 TICK_SECONDS = 1.0  # between two looks at the schedules, whose slots are minutes
@@ -33,6 +33,7 @@ class Scheduler:
         database: Engine,
         connection: redis.Redis,
         settings: Settings,
+        failpoints: Failpoints,
         *,
         stopped: Callable[[], bool],
         clock: Clock | None = None,
@@ -42,10 +43,8 @@ class Scheduler:
         self._runs = RunStore(database)
         self._leadership = Leadership(database, name)
         self._clock = clock or redis_clock(connection)
-        self._failpoints = Failpoints(parse_faults(settings.failpoints))
-        self._firer = Firer(
-            name, self._runs, connection, self._clock, settings.result_ttl_seconds, self._failpoints, stopped
-        )
+        self._failpoints = failpoints
+        self._firer = Firer(name, self._runs, connection, self._clock, settings.result_ttl_seconds, failpoints, stopped)
         self._threads: dict[str, threading.Thread] = {}
         self._is_leading = False
         self._unreadable: set[str] = set()  # schedules that this machine cannot read, told once

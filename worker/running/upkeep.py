@@ -81,7 +81,12 @@ class Upkeep:
             "outbox": Beat(self._empty_outbox, settings.outbox_seconds, "empty the outbox"),
         }
         self._scheduler = Scheduler(
-            worker.name, store.database, connection, settings, stopped=lambda: self._beats["schedules"].is_stopped
+            worker.name,
+            store.database,
+            connection,
+            settings,
+            failpoints,
+            stopped=lambda: self._beats["schedules"].is_stopped,
         )
         if settings.scheduler:
             self._beats["schedules"] = Beat(self._scheduler.tick, TICK_SECONDS, "look for due schedules")

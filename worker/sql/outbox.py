@@ -12,17 +12,15 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, func, or_, select
 from worker.errors import InvalidJob, PagemillError
 from worker.jobs import parse_job
 from worker.queue.submission import JOB_ID, JOB_ID_RULE, MICROSECOND, QueueRecord, valid_payload
-from worker.records import DeadRecord, JobState
+from worker.records import DeadRecord
 from worker.settings_model import QUEUE_PATTERN, QUEUE_RULE
-from worker.sql.database import upserting
-from worker.sql.job_changes import SubmittedJob, add_batches, add_dead, submitted_columns
+from worker.sql.job_changes import SubmittedJob, add_dead, add_queued
 from worker.sql.lookups import chunked
 from worker.sql.tables import JobRow, OutboxRow
 
 REDO_AFTER = timedelta(seconds=10)  # what a relay recorded and did not clear by then, another one queues
 
 INVALID_JOB = "invalid_job"  # the error code of a row that is no job
-QUEUED = {"state": JobState.QUEUED, "epoch": 0, "attempt_count": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def take(connection: Connection, limit: int, now: datetime) -> OutboxPage:
         except PagemillError as error:
             bad.append((row, error))
     dead = _add_dead(connection, bad, now)
-    _add_queued(connection, [submitted for _, submitted in jobs])
+    add_queued(connection, [submitted for _, submitted in jobs])
     clear(connection, [row.id for row, _ in bad])
     taken = [row_id for row_id, _ in jobs]
     connection.execute(update(OutboxRow).where(OutboxRow.id.in_(taken)).values(recorded_at=now))
@@ -136,16 +134,6 @@ def _add_dead(connection: Connection, bad: Sequence[tuple[Row[Any], PagemillErro
         records.append(DeadRecord(job_id, row.queue, INVALID_JOB, f"from the outbox: {error}", row.payload, now))
     add_dead(connection, records, now)
     return tuple(record.job_id for record in records)
-
-
-def _add_queued(connection: Connection, jobs: Sequence[SubmittedJob]) -> None:
-    """Write jobs as queued; one that is there stays as it is."""
-    by_id = {submitted.job_id: submitted for submitted in jobs}
-    if not by_id:
-        return
-    add_batches(connection, by_id.values())
-    statement = upserting(connection, JobRow).on_conflict_do_nothing(index_elements=[JobRow.id])
-    connection.execute(statement, [{**submitted_columns(by_id[job_id]), **QUEUED} for job_id in sorted(by_id)])
 
 
 def _queue_record(submitted: SubmittedJob) -> QueueRecord:
