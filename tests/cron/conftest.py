@@ -1,5 +1,6 @@
 """Fixtures of the schedules' tests: schedulers on a real queue and a real database, with a clock that tests set."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from worker.cron.scheduler import Scheduler
 from worker.queue.connection import connect
 from worker.running.failpoints import Failpoints
 from worker.settings_model import Settings
+from worker.sql.database import open_database
+from worker.sql.store import JobStore
 
 START = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
 
@@ -138,3 +141,11 @@ def write_jobs(tmp_path: Path) -> WriteJobs:
         return path
 
     return write
+
+
+@pytest.fixture
+def sqlite_store(tmp_path: Path, migrated_sqlite_file: Path) -> Iterator[JobStore]:
+    """A job store on an SQLite database without jobs."""
+    database = open_database(f"sqlite:///{shutil.copy(migrated_sqlite_file, tmp_path)}")
+    yield JobStore(database)
+    database.dispose()

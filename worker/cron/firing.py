@@ -13,11 +13,12 @@ from datetime import UTC, datetime, timedelta
 import redis
 
 from worker.cron.actions import JsonlAction, parse_action
-from worker.cron.records import Run, RunState, Schedule
+from worker.cron.records import Run, RunState, Schedule, log_fields
 from worker.cron.run_jobs import RunJobs, Tick, jobs_of_file, jobs_of_prompt
 from worker.cron.run_store import CLAIM, Fenced, RunStore
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
 from worker.jobs import parse_job
+from worker.log_fields import at_hand
 from worker.queue.connection import redis_errors
 from worker.queue.submission import QueueRecord, enqueue
 from worker.running.beats import Beat
@@ -70,10 +71,11 @@ class Firer:
     def fire(self, run: Run, schedule: Schedule) -> Run:
         """Carry out a run that is claimed; return it as it is afterwards. Raises ServiceUnavailable where not even that
         can be written that something is down."""
-        try:
-            self._fire(run, schedule)
-        except Fenced:
-            logger.warning("schedule %s: another scheduler goes on with the run of %s", schedule.name, run.slot_at)
+        with at_hand(log_fields(schedule, run)):
+            try:
+                self._fire(run, schedule)
+            except Fenced:
+                logger.warning("schedule %s: another scheduler goes on with the run of %s", schedule.name, run.slot_at)
         return self.runs.run(run.id)
 
     def _fire(self, run: Run, schedule: Schedule) -> None:

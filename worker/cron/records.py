@@ -96,3 +96,9 @@ class Run:
     claimed_until: datetime | None  # others may, afterwards
     opened_at: datetime
     ended_at: datetime | None
+
+
+def log_fields(schedule: Schedule, run: Run) -> dict[str, object]:
+    """Return the `extra` of a log call that is about a run."""
+    fields: dict[str, object] = {"tenant": schedule.tenant, "queue": schedule.queue}
+    return fields if run.batch_id is None else {**fields, "batch_id": run.batch_id}

@@ -10,10 +10,11 @@ from sqlalchemy import Engine
 from worker.cron.firing import Clock, Firer, redis_clock
 from worker.cron.leader import Leadership, NotLeader
 from worker.cron.planning import plan
-from worker.cron.records import Run, RunState, Schedule
+from worker.cron.records import Run, RunState, Schedule, log_fields
 from worker.cron.run_store import RunStore
 from worker.cron.schedule_store import ScheduleStore
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
+from worker.log_fields import at_hand
 from worker.running.failpoints import Failpoints, Point
 from worker.settings_model import Settings
 
@@ -103,7 +104,8 @@ class Scheduler:
         except NotLeader:
             return
         for run in runs:
-            _tell(schedule, run)
+            with at_hand(log_fields(schedule, run)):
+                _tell(schedule, run)
         self._failpoints.reach(Point.RUN_OPENED)
 
     def _start(self, run_id: str) -> None:
