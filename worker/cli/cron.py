@@ -18,10 +18,11 @@ from worker.cli.cron_output import (
     state_of,
 )
 from worker.cli.cron_scheduler import scheduler
-from worker.cli.cron_stores import opened_database, opened_scheduling, scheduler_name, warn_without_scheduler
+from worker.cli.cron_stores import opened_scheduling, scheduler_name, warn_without_scheduler
 from worker.cli.options import Since, json_option, service_options, store_options
 from worker.cli.output import message, print_json
 from worker.cli.progress import StatusLine
+from worker.cli.stores import opened_database
 from worker.cron.firing import Firer
 from worker.cron.history import read_history
 from worker.cron.records import RunState

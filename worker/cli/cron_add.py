@@ -1,7 +1,7 @@
 """`pagemill cron add`: a schedule, checked as far as can be today."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -80,10 +80,10 @@ def add(
     queue: str | None,
     missed: str,
     overlap: str,
-    grace: float,
+    grace: timedelta,
     start: datetime | None,
     end: datetime | None,
-    deadline: float | None,
+    deadline: timedelta | None,
     as_json: bool,
     redis_url: str | None,
     database_url: str | None,
@@ -113,7 +113,7 @@ def add(
     given = given_fields(fields)
     tenant = str(given.pop("tenant", DEFAULT_TENANT))
     valid_payload({"prompt": "?", "tenant": tenant})
-    action = _action(prompt, file, jsonl, given, deadline)
+    action = _action(prompt, file, jsonl, given, None if deadline is None else deadline.total_seconds())
     with opened_scheduling(settings) as scheduling:
         now = scheduling.clock()
         schedule = _schedule(
@@ -126,7 +126,7 @@ def add(
             tenant=tenant,
             missed=MissedPolicy(missed),
             overlap=OverlapPolicy(overlap),
-            grace_seconds=grace,
+            grace_seconds=grace.total_seconds(),
             starts_at=_in_utc(start, time_zone),
             ends_at=_in_utc(end, time_zone),
         )

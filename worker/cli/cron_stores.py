@@ -13,12 +13,12 @@ from sqlalchemy import Engine
 
 from worker.cli.output import message
 from worker.cli.queues import opened_queue
+from worker.cli.stores import opened_database
 from worker.cli.workers import SILENT_BEATS
 from worker.cron.firing import Clock, redis_clock
 from worker.cron.leader import current_leader
 from worker.cron.schedule_store import ScheduleStore
 from worker.settings_model import Settings
-from worker.sql.database import open_database
 from worker.sql.store import JobStore
 
 
@@ -31,16 +31,6 @@ class Scheduling:
     connection: redis.Redis
     schedules: ScheduleStore
     clock: Clock
-
-
-@contextmanager
-def opened_database(settings: Settings) -> Iterator[Engine]:
-    """Give the database, for commands that only read, and close its connections afterwards."""
-    database = open_database(settings.sql_url())
-    try:
-        yield database
-    finally:
-        database.dispose()
 
 
 @contextmanager

@@ -74,25 +74,6 @@ class QueueName(click.ParamType[str]):
         return str(value)
 
 
-class Span(click.ParamType[float]):
-    """A span of time, in seconds: 90s, 30m, 2h, 7d, 2w."""
-
-    name = "span"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds, or fail with the forms that are understood."""
-        if isinstance(value, float):
-            return value
-        span = _SPAN.fullmatch(value)
-        try:
-            length = None if span is None else timedelta(**{_UNITS[span["unit"]]: float(span["number"])})
-        except OverflowError:
-            length = None
-        if length is None:
-            self.fail(f"{value!r} is not a span of time; write for example 90s, 30m, 2h or 7d", param, ctx)
-        return length.total_seconds()
-
-
 class Since(click.ParamType[datetime]):
     """A moment in the past: a span before now (90s, 30m, 1h, 7d, 2w), or an ISO date or time, local by default."""
 
