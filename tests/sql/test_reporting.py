@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from tests.sql.builders import after, claim_of, dead_of, outcome_of, stats_of, submitted_of
 from worker.records import AttemptState, JobState, Outcome
-from worker.sql.reporting import LATENCIES, MEMORY, PrefixGrouping, ReportFilter, Reports
+from worker.sql.reporting import LATENCIES, MEMORY, Dimension, ReportFilter, Reports
 from worker.sql.store import JobStore
 
 EVERYTHING = ReportFilter()
@@ -122,7 +122,7 @@ def test_every_report_takes_the_filter(store: JobStore, reports: Reports, chosen
     assert summary.preemptions == sum(figures(taken, "preemptions"))
     assert reports.latency(chosen)[0].count == len(done)
     assert reports.memory(chosen)[0].count == len(taken)
-    assert sum(row.jobs for row in reports.prefix(chosen, PrefixGrouping.QUEUE)) == len(taken)
+    assert sum(row.jobs for row in reports.prefix(chosen, (Dimension.QUEUE,))) == len(taken)
 
 
 def matches(outcome: Outcome, chosen: ReportFilter) -> bool:
@@ -180,21 +180,16 @@ def test_reports_of_nothing(reports: Reports) -> None:
     )
     assert all((row.count, row.mean, row.p99, row.max) == (0, None, None, None) for row in reports.latency(EVERYTHING))
     assert all((row.count, row.total) == (0, None) for row in reports.memory(EVERYTHING))
-    assert reports.prefix(EVERYTHING, PrefixGrouping.TENANT_MODEL) == ()
+    assert reports.prefix(EVERYTHING, (Dimension.TENANT, Dimension.MODEL)) == ()
 
 
 def test_prefix_by_tenant_and_model_equals_plain_python(store: JobStore, reports: Reports) -> None:
     outcomes = random_outcomes(8, 100)
     store_all(store, outcomes)
-    rows = reports.prefix(EVERYTHING, PrefixGrouping.TENANT_MODEL)
+    rows = reports.prefix(EVERYTHING, (Dimension.TENANT, Dimension.MODEL))
     assert len(rows) == 4
-    assert [row.prompt_tokens for row in rows] == sorted((row.prompt_tokens for row in rows), reverse=True)
     for row in rows:
-        group = [
-            outcome
-            for outcome in outcomes
-            if row.group == {"tenant": outcome.claim.job.tenant, "model": outcome.claim.job.model}
-        ]
+        group = [outcome for outcome in outcomes if row.group == (outcome.claim.job.tenant, outcome.claim.job.model)]
         hits = figures(group, "prefix_hit_tokens")
         prompt_tokens = sum(outcome.prompt_tokens for outcome in group)
         assert (row.jobs, row.jobs_with_hit) == (len(group), sum(hit > 0 for hit in hits))

@@ -11,9 +11,9 @@ from worker.cli.report_output import Destination, destination, output_options
 from worker.cli.stores import opened_reports
 from worker.reports.catalogue import latency_table, memory_table, prefix_table, summary_table
 from worker.settings import load_settings
-from worker.sql.reporting import PrefixGrouping, ReportFilter, SummaryReport
+from worker.sql.reporting import Dimension, ReportFilter, SummaryReport
 
-GROUPINGS = {"tenant-model": PrefixGrouping.TENANT_MODEL, "queue": PrefixGrouping.QUEUE}
+GROUPINGS = {"tenant-model": (Dimension.TENANT, Dimension.MODEL), "queue": (Dimension.QUEUE,)}
 
 
 @click.command()

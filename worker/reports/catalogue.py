@@ -1,10 +1,11 @@
 """Each report as a table."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from worker.reports.tables import Column, ReportTable, columns_of, rows_of, title_of
 from worker.reports.units import Unit, unit_of
-from worker.sql.reporting import LatencyRow, MemoryRow, PrefixGrouping, ReportFilter, Reports, SummaryReport
+from worker.sql.reporting import Dimension, LatencyRow, MemoryRow, ReportFilter, Reports, SummaryReport
 
 
 def summary_table(summary: SummaryReport) -> ReportTable:
@@ -34,15 +35,12 @@ def memory_table(reports: Reports, chosen: ReportFilter) -> ReportTable:
     return ReportTable("memory", "Memory", columns, rows_of(reports.memory(chosen), columns))
 
 
-def prefix_table(reports: Reports, chosen: ReportFilter, grouping: PrefixGrouping) -> ReportTable:
-    """Return a row for each group of jobs with results, the one with most prompt tokens first."""
-    names = ("queue",) if grouping is PrefixGrouping.QUEUE else ("tenant", "model")
+def prefix_table(reports: Reports, chosen: ReportFilter, by: Sequence[Dimension]) -> ReportTable:
+    """Return a row for each group of jobs with results."""
     figures = ("jobs", "jobs_with_hit", "prompt_tokens", "prefix_hit_tokens", "hit_rate")
     columns = (
-        *(Column(name, name, Unit.TEXT) for name in names),
+        *(Column(dimension.value, dimension.value, Unit.TEXT) for dimension in by),
         *(Column(name, title_of(name), unit_of(name), is_whole=name != "hit_rate") for name in figures),
     )
-    rows = tuple(
-        (*row.group.values(), *(getattr(row, name) for name in figures)) for row in reports.prefix(chosen, grouping)
-    )
+    rows = tuple((*row.group, *(getattr(row, name) for name in figures)) for row in reports.prefix(chosen, by))
     return ReportTable("prefix", "Prefix cache", columns, rows)

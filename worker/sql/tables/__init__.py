@@ -25,6 +25,15 @@ from worker.sql.tables.jobs import (
 )
 from worker.sql.tables.ledger import WorkerHourRow
 from worker.sql.tables.outbox import OutboxRow
+from worker.sql.tables.rollups import (
+    HistogramRow,
+    HourlyCostsRow,
+    HourlyFailuresRow,
+    HourlyFigureRow,
+    HourlyTotalsRow,
+    HourlyWasteRow,
+    RolledHourRow,
+)
 from worker.sql.tables.schedules import LeaderRow, ScheduleRow, ScheduleRunRow
 from worker.sql.tables.serving import ApiFileRow, ApiKeyRow
 
@@ -41,11 +50,18 @@ __all__ = [
     "ChunkRow",
     "CollectionRow",
     "DocumentRow",
+    "HistogramRow",
+    "HourlyCostsRow",
+    "HourlyFailuresRow",
+    "HourlyFigureRow",
+    "HourlyTotalsRow",
+    "HourlyWasteRow",
     "JobRow",
     "JobStatsRow",
     "LeaderRow",
     "OutboxRow",
     "ResultRow",
+    "RolledHourRow",
     "ScheduleRow",
     "ScheduleRunRow",
     "StorableText",

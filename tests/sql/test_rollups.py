@@ -1,0 +1,214 @@
+"""Roll-ups: reports say the same with them as from the rows of jobs, whatever happened since."""
+
+import random
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, delete, func, insert, select, update
+
+from tests.sql.builders import START, claim_of, outcome_of, stats_of, worker_of
+from worker.records import AttemptState, AttemptUsage, Outcome
+from worker.sql.database import reading, writing
+from worker.sql.reporting import LATENCIES, Bucket, Dimension, Grouping, LatencyRow, ReportFilter, Reports
+from worker.sql.rollups.expressions import RELATIVE_ERROR, SMALLEST
+from worker.sql.rollups.rolling import Roller
+from worker.sql.store import JobStore
+from worker.sql.tables import HistogramRow, HourlyTotalsRow, JobRow, RolledHourRow, WorkerRow
+
+DAYS = 12
+NOW = START + timedelta(days=DAYS)
+EVERYTHING = ReportFilter()
+BY_DAY = (Dimension.DAY, Dimension.QUEUE)
+
+
+def outcomes_over_days(seed: int, count: int, days: float = DAYS) -> list[Outcome]:
+    """Ended attempts over `days`, up to NOW."""
+    chance = random.Random(seed)
+    outcomes = []
+    for number in range(count):
+        at_s = chance.uniform(0, days * 86_400)
+        claim = claim_of(
+            f"{seed}-{number}",
+            queue=chance.choice(["high", "low"]),
+            at_s=at_s,
+            tenant=chance.choice(["acme", "other"]),
+            model=chance.choice([None, "m"]),
+        )
+        figures = stats_of(
+            **{name: chance.choice([0.0, chance.lognormvariate(5, 2)]) for name in LATENCIES},
+            prefix_hit_tokens=chance.choice([0, 16]),
+            kv_block_seconds=chance.uniform(1, 9),
+            kv_block_seconds_limit=chance.choice([None, 20.0]),
+        )
+        state = chance.choice([AttemptState.DONE] * 5 + [AttemptState.FAILED, AttemptState.CANCELLED])
+        usage = AttemptUsage(
+            engine_seconds=chance.uniform(0, 2), wasted_engine_seconds=0.125, computed_tokens=60, recomputed_tokens=3
+        )
+        outcomes.append(
+            outcome_of(claim, state, at_s=at_s + chance.uniform(0, 60), stats=figures, text="text", usage=usage)
+        )
+    return outcomes
+
+
+def store_all(store: JobStore, outcomes: Sequence[Outcome]) -> None:
+    store.begin_attempts([outcome.claim for outcome in outcomes], "w1")
+    assert not store.finish_attempts(outcomes)
+
+
+@pytest.fixture
+def history(store: JobStore, database: Engine) -> list[Outcome]:
+    """Some hundred jobs over twelve days, two in queues, on a worker that has a price."""
+    store.register_worker(worker_of("w1", model="served"))
+    with writing(database) as connection:
+        connection.execute(update(WorkerRow).values(price_per_engine_hour=3600.0, price_currency="EUR"))
+    outcomes = outcomes_over_days(1, 300)
+    store_all(store, outcomes)
+    store.begin_attempts([claim_of("running", queue="high")], "w1")
+    return outcomes
+
+
+def roll_up(database: Engine, now: datetime = NOW, *, check_all: bool = False) -> tuple[int, int]:
+    done = Roller(database, now=lambda: now).run(check_all=check_all)
+    return done.jobs, done.hours_again
+
+
+FILTERS = [
+    EVERYTHING,
+    ReportFilter(queue="low"),
+    ReportFilter(tenant="acme", model="m", since=START + timedelta(days=1, hours=5, minutes=7)),
+    ReportFilter(until=START + timedelta(days=11, hours=3, minutes=1)),
+    ReportFilter(since=START + timedelta(days=2, minutes=59), until=START + timedelta(days=9, seconds=1)),
+    ReportFilter(since=START + timedelta(days=2, minutes=1), until=START + timedelta(days=2, minutes=40)),
+]
+GROUPINGS = [(), (Dimension.QUEUE,), (Dimension.TENANT, Dimension.MODEL), BY_DAY, (Bucket(7200),), (Bucket(1800),)]
+
+
+def asked() -> Iterator[tuple[ReportFilter, Grouping]]:
+    """Yield filters and groupings, each of them a few times."""
+    for shift in range(2):
+        yield from ((chosen, GROUPINGS[(number + shift) % len(GROUPINGS)]) for number, chosen in enumerate(FILTERS))
+
+
+def say_all(reports: Reports) -> list[object]:
+    """Return every report that is exact with roll-ups as well; sums of fractions only so far as they are."""
+    said: list[object] = []
+    for chosen, by in asked():
+        said += [reports.summary(chosen), reports.totals(chosen, by), reports.throughput(chosen, by)]
+        said += [reports.prefix(chosen, by), reports.failures(chosen, by)]
+        said += [(row.group, row.reason, row.attempts) for row in reports.waste(chosen, by)]
+        said += [(row.group, row.jobs, round(row.cost or 0, 6)) for row in reports.costs(chosen, by)]
+        saved = reports.savings(chosen, by)
+        said += [(row.group, round(row.saved_against_limit_block_seconds or 0, 6)) for row in saved]
+    return said
+
+
+@pytest.mark.usefixtures("history")
+def test_reports_say_the_same_with_rollups(database: Engine) -> None:
+    reports = Reports(database)
+    from_rows = say_all(reports)
+    assert roll_up(database)[0] > 250
+    with reading(database) as connection:
+        assert connection.scalar(select(func.count()).select_from(HourlyTotalsRow))
+    assert say_all(reports) == from_rows
+    assert roll_up(database) == (0, 0)  # nothing changed: nothing to do
+
+
+@pytest.mark.usefixtures("history")
+def test_percentiles_from_histograms_are_within_their_error(database: Engine) -> None:
+    exact = [Reports(database).latency(chosen, by) for chosen, by in asked()]
+    roll_up(database)
+    for (chosen, by), rows in zip(asked(), exact, strict=True):
+        assert_close(rows, Reports(database, exact_jobs=0).latency(chosen, by))
+        again = Reports(database).latency(chosen, by)
+        assert [(row.count, row.p99, row.relative_error) for row in again] == [
+            (row.count, row.p99, 0.0) for row in rows
+        ]
+
+
+def assert_close(exact: Sequence[LatencyRow], rough: Sequence[LatencyRow]) -> None:
+    assert [(row.group, row.metric, row.count) for row in rough] == [
+        (row.group, row.metric, row.count) for row in exact
+    ]
+    for one, other in zip(exact, rough, strict=True):
+        assert other.mean == (one.mean if one.mean is None else pytest.approx(one.mean))
+        assert (other.max, one.relative_error) == (one.max, 0.0)
+        for percentile in ("p50", "p90", "p99"):
+            value = getattr(one, percentile)
+            assert getattr(other, percentile) == (
+                value if value is None else pytest.approx(value, rel=RELATIVE_ERROR, abs=SMALLEST)
+            )
+
+
+def test_late_and_changed_jobs_are_counted_again(database: Engine, store: JobStore, history: list[Outcome]) -> None:
+    now = NOW - timedelta(days=2)  # the last two days are to come
+    old = [outcome for outcome in history if outcome.ended_at < now - timedelta(days=4)]
+    roll_up(database, now)
+    late = outcomes_over_days(2, 40, DAYS - 2.5)  # committed long after they ended
+    store_all(store, late)
+    failed = [outcome.claim.job_id for outcome in old if outcome.state is AttemptState.FAILED]
+    assert store.mark_retried(failed)
+    roll_up(database, now + timedelta(minutes=30))  # within the hour: only the last two days are looked at
+    assert Reports(database).totals(EVERYTHING) != totals_of_rows(database)
+    roll_up(database, now + timedelta(minutes=30), check_all=True)
+    assert Reports(database).totals(EVERYTHING) == totals_of_rows(database)
+
+
+def totals_of_rows(database: Engine) -> object:
+    """Return the totals as the rows of jobs have them: a period that is no whole hour cannot come from roll-ups."""
+    with writing(database) as connection:
+        hours = [dict(row) for row in connection.execute(select(RolledHourRow.__table__)).mappings()]
+        connection.execute(delete(RolledHourRow))
+    totals = Reports(database).totals(EVERYTHING)
+    with writing(database) as connection:
+        connection.execute(insert(RolledHourRow), hours)
+    return totals
+
+
+@pytest.mark.usefixtures("history")
+def test_histograms_of_old_days_become_one(database: Engine) -> None:
+    roll_up(database, START + timedelta(days=3))
+    before = medians_by_day(database)
+    roll_up(database, NOW)
+    with reading(database) as connection:
+        starts = set(connection.scalars(select(HistogramRow.starts_at)))
+    midnight = NOW.replace(hour=0, minute=0, second=0, microsecond=0)
+    assert {start.hour for start in starts if start < midnight - timedelta(days=8)} == {0}
+    assert len({start.hour for start in starts if start >= midnight - timedelta(days=8)}) > 5
+    assert medians_by_day(database)[: len(before)] == before
+
+
+def medians_by_day(database: Engine) -> list[object]:
+    """Return the medians of all days but the last, as histograms have them."""
+    rows = Reports(database, exact_jobs=0).latency(EVERYTHING, (Dimension.DAY,))
+    return [(row.group, row.metric, row.count, row.p50) for row in rows if row.group != rows[-1].group]
+
+
+def test_rounds_of_nothing(database: Engine) -> None:
+    assert roll_up(database) == (0, 0)
+    assert Reports(database).rolled_until() is None
+    assert Reports(database).totals(EVERYTHING)[0].jobs == 0
+
+
+@pytest.mark.usefixtures("history")
+def test_round_that_is_stopped_goes_on_where_it_was(database: Engine) -> None:
+    days: list[int] = []
+    roller = Roller(database, now=lambda: NOW)
+    roller.run(told=lambda done, _total: days.append(done), stopped=lambda: len(days) >= 3)
+    until = Reports(database).rolled_until()
+    assert until is not None
+    assert until < NOW - timedelta(days=8)
+    roller.run()
+    assert Reports(database).rolled_until() == NOW.replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
+    assert Reports(database).totals(EVERYTHING) == totals_of_rows(database)
+
+
+def test_jobs_without_a_tenant_or_model_are_counted(database: Engine, store: JobStore) -> None:
+    claim = claim_of("a")
+    store.begin_attempts([claim], "nobody")
+    store.finish_attempts([outcome_of(claim)])
+    with writing(database) as connection:
+        connection.execute(update(JobRow).values(tenant=None, model=None))
+    roll_up(database)
+    (row,) = Reports(database).totals(EVERYTHING, (Dimension.TENANT, Dimension.MODEL))
+    assert (row.group, row.jobs_done) == ((None, None), 1)

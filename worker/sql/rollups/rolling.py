@@ -1,0 +1,201 @@
+"""Rolling up: the hours that are over are counted, and counted again when their jobs changed.
+
+A round takes a day (UTC) at a time, in a transaction each, and leaves off where it is told to. It may run again at any
+time and anywhere: what is rolled up already stays, and of two processes one waits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, Engine, Label, cast, delete, func, insert, literal, select, text
+
+from worker.sql.database import reading, writing
+from worker.sql.rollups.expressions import day_of, hour_of
+from worker.sql.rollups.sources import COSTS, FAILURES, FIGURES, HISTOGRAMS, TOTALS, WASTE, Conditions, Source
+from worker.sql.tables import HistogramRow, JobRow, RolledHourRow, utc_now
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+GRACE = timedelta(minutes=10)  # after an hour, for results that are committed late
+RECENT = timedelta(days=2)  # hours that every round looks at again
+HOURLY_HISTOGRAMS = timedelta(days=8)  # those of older days are by the day
+ROLLUP_LOCK = 0x9A6E_3112  # PostgreSQL's advisory lock: one transaction that rolls up or purges at a time
+HOURLY = (TOTALS, FIGURES, FAILURES, WASTE, COSTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """What a round did: hours that it counted, and jobs in them; hours among them that it had counted before."""
+
+    hours: int
+    jobs: int
+    hours_again: int
+
+
+def hour_start(moment: datetime) -> datetime:
+    """Return the start of the hour, UTC."""
+    return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def day_start(moment: datetime) -> datetime:
+    """Return the start of the day, UTC."""
+    return hour_start(moment).replace(hour=0)
+
+
+def take_rollup_lock(connection: Connection) -> None:
+    """Keep others from rolling up and purging until the transaction ends. SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ROLLUP_LOCK})
+
+
+def rolled_span(connection: Connection) -> tuple[datetime, datetime] | None:
+    """Return the start of the first hour that is rolled up and the end of the last; None before the first round."""
+    first = connection.scalar(select(func.min(RolledHourRow.hour)))
+    last = connection.scalar(select(func.max(RolledHourRow.hour)))
+    return None if first is None or last is None else (first, last + HOUR)
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """What a round has to do. Spans are within a day each."""
+
+    spans: Sequence[tuple[datetime, datetime]]
+    merge_days: Sequence[datetime]  # whose histograms are by the hour and are to be by the day
+    by_day_before: datetime  # histograms of days before are by the day
+
+
+class Roller:
+    """Rolls up one database."""
+
+    def __init__(self, engine: Engine, *, now: Callable[[], datetime] = utc_now) -> None:
+        """`now` gives the time, UTC."""
+        self._engine = engine
+        self._now = now
+
+    def run(
+        self,
+        *,
+        check_all: bool = False,
+        told: Callable[[int, int], None] = lambda done, total: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Rolled:
+        """Count the hours that are over and those whose jobs changed since they were counted.
+
+        The latter are looked for in the last two days, or everywhere with `check_all` and at the first round of a day.
+        `told` hears how many days are done with, of how many; `stopped` ends the round early, after a day. Raises
+        ServiceUnavailable.
+        """
+        due = self._due(check_all)
+        for day in due.merge_days:
+            with writing(self._engine) as connection:
+                _merge_histograms(connection, day)
+        hours = jobs = again = 0
+        for number, (start, end) in enumerate(due.spans, 1):
+            if stopped():
+                break
+            with writing(self._engine) as connection:
+                take_rollup_lock(connection)
+                again += _count_rolled(connection, start, end)
+                jobs += roll_up(connection, start, end, due.by_day_before)
+            hours += (end - start) // HOUR
+            told(number, len(due.spans))
+        return Rolled(hours, jobs, again)
+
+    def _due(self, check_all: bool) -> _Due:
+        until = hour_start(self._now() - GRACE)
+        by_day_before = day_start(until) - HOURLY_HISTOGRAMS
+        with reading(self._engine) as connection:
+            span = rolled_span(connection)
+            if span is None:
+                earliest = connection.scalar(select(func.min(JobRow.ended_at)))
+                begin = until if earliest is None else day_start(earliest)
+                return _Due(list(_by_day(begin, until)), [], by_day_before)
+            first, begin = span
+            is_new_day = day_start(begin) < day_start(until)
+            changed = _changed_days(connection, None if check_all or is_new_day else until - RECENT, begin)
+        merge_days = []
+        day = max(day_start(begin) - HOURLY_HISTOGRAMS, day_start(first))
+        while day < by_day_before:
+            merge_days.append(day)
+            day += DAY
+        again = [(max(day, first), min(day + DAY, begin)) for day in changed]
+        return _Due([*again, *_by_day(begin, until)], merge_days, by_day_before)
+
+
+def roll_up(connection: Connection, start: datetime, end: datetime, by_day_before: datetime) -> int:
+    """Count the hours from `start` to `end`, which are of one day, in the caller's transaction. Return their jobs.
+
+    What was counted of them before is replaced, unless some of their jobs are purged: then nothing is done. The
+    histograms of a day before `by_day_before` are by the day.
+    """
+    hours = (RolledHourRow.hour >= start, RolledHourRow.hour < end)
+    if connection.scalar(select(func.count()).where(*hours, RolledHourRow.is_final)):
+        return 0
+    connection.execute(delete(RolledHourRow).where(*hours))
+    ended = (JobRow.ended_at >= start, JobRow.ended_at < end)
+    ended_in = hour_of(JobRow.ended_at)
+    for source in HOURLY:
+        columns = source.table.__table__.c
+        connection.execute(delete(source.table).where(columns.hour >= start, columns.hour < end))
+        _insert(connection, source, ended_in.label("hour"), ended)
+    connection.execute(delete(HistogramRow).where(HistogramRow.starts_at >= start, HistogramRow.starts_at < end))
+    period = day_of(JobRow.ended_at) if start < by_day_before else ended_in
+    _insert(connection, HISTOGRAMS, period.label("starts_at"), ended)
+    jobs = _jobs_by_hour(connection, ended)
+    every_hour = [start + number * HOUR for number in range((end - start) // HOUR)]
+    rows = [{"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False} for hour in every_hour]
+    connection.execute(insert(RolledHourRow), rows)
+    return sum(jobs.values())
+
+
+def _insert(connection: Connection, source: Source, period: Label[Any], ended: Conditions) -> None:
+    dimensions = (JobRow.queue.label("queue"), JobRow.model.label("model"), JobRow.tenant.label("tenant"))
+    counted = source.from_rows([period, *dimensions], ended)
+    connection.execute(insert(source.table).from_select([column.name for column in counted.selected_columns], counted))
+
+
+def _merge_histograms(connection: Connection, day: datetime) -> None:
+    """Make one histogram of the hours' of a day, in the caller's transaction."""
+    take_rollup_lock(connection)
+    of_day = (HistogramRow.starts_at >= day, HistogramRow.starts_at < day + DAY)
+    latest = connection.scalar(select(func.max(HistogramRow.id)).where(*of_day))
+    if latest is None:
+        return
+    keys = (HistogramRow.queue, HistogramRow.model, HistogramRow.tenant, HistogramRow.metric, HistogramRow.bucket)
+    start = literal(day, HistogramRow.starts_at.type)
+    merged = select(start, *keys, cast(func.sum(HistogramRow.jobs), BigInteger)).where(*of_day).group_by(*keys)
+    names = ["starts_at", *(key.key for key in keys), "jobs"]
+    connection.execute(insert(HistogramRow).from_select(names, merged))
+    connection.execute(delete(HistogramRow).where(*of_day, HistogramRow.id <= latest))
+
+
+def _changed_days(connection: Connection, since: datetime | None, until: datetime) -> Sequence[datetime]:
+    """Return the days with hours that have more or fewer jobs than were counted, and that can be counted again."""
+    ended = [JobRow.ended_at < until, *([JobRow.ended_at >= since] if since is not None else [])]
+    rolled = [RolledHourRow.hour < until, *([RolledHourRow.hour >= since] if since is not None else [])]
+    found = _jobs_by_hour(connection, ended)
+    hours = select(RolledHourRow.hour, RolledHourRow.jobs, RolledHourRow.is_final).where(*rolled)
+    known = connection.execute(hours).all()
+    final = {day_start(row.hour) for row in known if row.is_final}
+    return sorted({day_start(row.hour) for row in known if row.jobs != found.get(row.hour, 0)} - final)
+
+
+def _jobs_by_hour(connection: Connection, ended: Conditions) -> dict[datetime, int]:
+    hour = hour_of(JobRow.ended_at).label("hour")
+    counts = connection.execute(select(hour, func.count().label("jobs")).where(*ended).group_by(hour))
+    return {row.hour: row.jobs for row in counts}
+
+
+def _count_rolled(connection: Connection, start: datetime, end: datetime) -> int:
+    hours = select(func.count()).where(RolledHourRow.hour >= start, RolledHourRow.hour < end)
+    return connection.scalar(hours) or 0
+
+
+def _by_day(begin: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+    """Yield the time from `begin` to `end`, split at midnight, UTC."""
+    while begin < end:
+        midnight = min(day_start(begin) + DAY, end)
+        yield begin, midnight
+        begin = midnight
