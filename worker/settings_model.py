@@ -241,6 +241,22 @@ class Settings(BaseModel):
     result_ttl_seconds: int = Field(
         default=86_400, ge=1, le=31_536_000, description="time a result stays in Redis; SQL keeps it"
     )
+    tidy_seconds: float = Field(
+        default=300.0,
+        ge=1.0,
+        le=86_400.0,
+        allow_inf_nan=False,
+        description="time between two rounds in which a worker rolls up the hours that are over, and purges",
+    )
+    retention_days: int | None = Field(
+        default=None, ge=1, le=36_500, description="workers delete jobs that ended so long ago; unset keeps them"
+    )
+    text_retention_days: int | None = Field(
+        default=None,
+        ge=1,
+        le=36_500,
+        description="workers delete prompts and outputs of jobs that ended so long ago; unset keeps them",
+    )
     engine_timeout_seconds: float = Field(
         default=60.0,
         ge=1.0,

@@ -15,6 +15,7 @@ from worker.queue.redis_jobs import RedisJob, find_redis_job
 from worker.settings import load_settings
 from worker.sql.database import parse_database_url, place_of
 from worker.sql.lookups import JobDetail
+from worker.sql.retention import PURGED_PAYLOAD
 
 
 @click.command()
@@ -45,6 +46,8 @@ def show(job_id: str, output_only: bool, as_json: bool, **flags: Any) -> None:
     if output_only:
         if detail is None or detail.result is None:
             raise PagemillError(f"job {job_id} is {found.state.value} and has no output")
+        if detail.payload == PURGED_PAYLOAD:
+            raise PagemillError(f"the output of job {job_id} was purged")
         print_text(detail.result.text)
     elif as_json:
         print_json(found)
@@ -85,8 +88,11 @@ def _print_detail(job: JobDetail) -> None:
         "ended": job.ended_at,
     }
     print_fields("Job", {name: value for name, value in fields.items() if value is not None})
-    _print_prompt(job.payload)
-    if job.result is not None:
+    if job.payload == PURGED_PAYLOAD:
+        click.echo("Prompt and output were purged.")
+    else:
+        _print_prompt(job.payload)
+    if job.result is not None and job.payload != PURGED_PAYLOAD:
         ending = f"{job.result.completion_tokens} tokens, {job.result.finish_reason or 'unfinished'}"
         click.echo(f"Output ({ending}):")
         print_text(_indent(job.result.text))

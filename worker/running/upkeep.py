@@ -5,6 +5,7 @@ presence    says in SQL that worker and engine are there
 reconcile   compares SQL with Redis now and then
 outbox      queues what apps have submitted within their own transactions
 schedules   fires them, where it leads the schedulers
+tidy        rolls up the hours that are over, and purges what is old
 """
 
 import logging
@@ -28,6 +29,7 @@ from worker.running.health import Health, HealthReport
 from worker.running.held import HeldJobs
 from worker.running.persister import Persister
 from worker.running.reconcile_chore import ReconcileChore, rest
+from worker.running.tidying import TidyChore
 from worker.settings_model import Settings
 from worker.sql.store import JobStore
 
@@ -74,9 +76,11 @@ class Upkeep:
             failpoints,
             stopped=lambda: self._beats["outbox"].is_stopped,
         )
+        self._tidy = TidyChore(store.database, settings, stopped=lambda: self._beats["tidy"].is_stopped)
         self._beats = {
             "leases": Beat(self._beat_in_redis, settings.beat_seconds, "renew leases"),
             "presence": Beat(self._beat_in_sql, settings.beat_seconds, "beat in SQL"),
+            "tidy": Beat(self._tidy.run, settings.tidy_seconds, "tidy the database"),
             "reconcile": Beat(self._chore.run, settings.sweep_seconds, "reconcile the queue with SQL"),
             "outbox": Beat(self._empty_outbox, settings.outbox_seconds, "empty the outbox"),
         }

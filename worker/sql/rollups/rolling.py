@@ -44,6 +44,11 @@ def day_start(moment: datetime) -> datetime:
     return hour_start(moment).replace(hour=0)
 
 
+def rolled_end(now: datetime) -> datetime:
+    """Return up to when a round rolls up at `now`."""
+    return hour_start(now - GRACE)
+
+
 def take_rollup_lock(connection: Connection) -> None:
     """Keep others from rolling up and purging until the transaction ends. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
@@ -62,6 +67,7 @@ class _Due:
     """What a round has to do. Spans are within a day each."""
 
     spans: Sequence[tuple[datetime, datetime]]
+    new_from: datetime  # the spans from here on were not rolled up yet
     merge_days: Sequence[datetime]  # whose histograms are by the hour and are to be by the day
     by_day_before: datetime  # histograms of days before are by the day
 
@@ -97,21 +103,24 @@ class Roller:
                 break
             with writing(self._engine) as connection:
                 take_rollup_lock(connection)
-                again += _count_rolled(connection, start, end)
+                known = _count_rolled(connection, start, end)
+                if start >= due.new_from and known == (end - start) // HOUR:
+                    continue  # another process was faster
                 jobs += roll_up(connection, start, end, due.by_day_before)
+            again += known
             hours += (end - start) // HOUR
             told(number, len(due.spans))
         return Rolled(hours, jobs, again)
 
     def _due(self, check_all: bool) -> _Due:
-        until = hour_start(self._now() - GRACE)
+        until = rolled_end(self._now())
         by_day_before = day_start(until) - HOURLY_HISTOGRAMS
         with reading(self._engine) as connection:
             span = rolled_span(connection)
             if span is None:
                 earliest = connection.scalar(select(func.min(JobRow.ended_at)))
                 begin = until if earliest is None else day_start(earliest)
-                return _Due(list(_by_day(begin, until)), [], by_day_before)
+                return _Due(list(_by_day(begin, until)), begin, [], by_day_before)
             first, begin = span
             is_new_day = day_start(begin) < day_start(until)
             changed = _changed_days(connection, None if check_all or is_new_day else until - RECENT, begin)
@@ -121,7 +130,7 @@ class Roller:
             merge_days.append(day)
             day += DAY
         again = [(max(day, first), min(day + DAY, begin)) for day in changed]
-        return _Due([*again, *_by_day(begin, until)], merge_days, by_day_before)
+        return _Due([*again, *_by_day(begin, until)], begin, merge_days, by_day_before)
 
 
 def roll_up(connection: Connection, start: datetime, end: datetime, by_day_before: datetime) -> int:
@@ -135,6 +144,7 @@ def roll_up(connection: Connection, start: datetime, end: datetime, by_day_befor
         return 0
     connection.execute(delete(RolledHourRow).where(*hours))
     ended = (JobRow.ended_at >= start, JobRow.ended_at < end)
+    jobs = _jobs_by_hour(connection, ended)  # before the sums: what is committed in between is found to be missing
     ended_in = hour_of(JobRow.ended_at)
     for source in HOURLY:
         columns = source.table.__table__.c
@@ -143,7 +153,6 @@ def roll_up(connection: Connection, start: datetime, end: datetime, by_day_befor
     connection.execute(delete(HistogramRow).where(HistogramRow.starts_at >= start, HistogramRow.starts_at < end))
     period = day_of(JobRow.ended_at) if start < by_day_before else ended_in
     _insert(connection, HISTOGRAMS, period.label("starts_at"), ended)
-    jobs = _jobs_by_hour(connection, ended)
     every_hour = [start + number * HOUR for number in range((end - start) // HOUR)]
     rows = [{"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False} for hour in every_hour]
     connection.execute(insert(RolledHourRow), rows)
