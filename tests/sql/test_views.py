@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, inspect, text, update
+from sqlalchemy import Engine, func, inspect, select, text, update
 
 from tests.sql.builders import after, claim_of, outcome_of, stats_of, worker_of
 from worker.errors import ConfigurationError
 from worker.records import AttemptState
 from worker.sql import schema
 from worker.sql.database import open_database, reading, writing
+from worker.sql.reporting import ReportFilter, Reports
+from worker.sql.rollups.rolling import Roller
 from worker.sql.store import JobStore
-from worker.sql.tables import AttemptRow, WorkerRow
+from worker.sql.tables import AttemptRow, HourlyTotalsRow, WorkerRow
 from worker.sql.views import views
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "sql.md"
@@ -163,6 +165,41 @@ def test_waste_and_costs(database: Engine) -> None:
         ("failed", 1.5),
         ("running", None),
     ]
+
+
+AGGREGATED = (
+    "hourly_facts",
+    "hourly_throughput",
+    "memory_use",
+    "prefix_savings",
+    "failures",
+    "wasted_tokens",
+    "tenant_costs",
+)
+
+
+@pytest.mark.usefixtures("known_jobs")
+def test_views_say_the_same_once_hours_are_rolled_up(database: Engine, store: JobStore) -> None:
+    def said() -> dict[str, list[str]]:
+        return {
+            name: sorted(
+                str([round(value, 6) if isinstance(value, float) else str(value) for value in row.values()])
+                for row in rows(database, f"SELECT * FROM {name}")
+            )
+            for name in AGGREGATED
+        }
+
+    before = said()
+    Roller(database, now=lambda: after(4300)).run()  # the first hour; the failure comes in the second
+    with reading(database) as connection:
+        assert connection.scalar(select(func.count()).select_from(HourlyTotalsRow)) == 1
+    assert said() == before
+    Roller(database).run()
+    assert said() == before
+    (totals,) = Reports(database).totals(ReportFilter())
+    facts = rows(database, "SELECT * FROM hourly_facts")
+    for name in ("jobs_done", "jobs_failed", "prompt_tokens", "completion_tokens", "prefix_hit_tokens", "preemptions"):
+        assert sum(row[name] for row in facts) == getattr(totals, name)
 
 
 @pytest.mark.parametrize(

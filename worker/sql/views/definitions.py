@@ -6,6 +6,8 @@ Sums of whole numbers are cast back to BIGINT: PostgreSQL widens them to NUMERIC
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from worker.sql.views import rolled
+
 LATENCIES = ("queue_ms", "tokenize_ms", "ttft_ms", "itl_mean_ms", "itl_p99_ms", "e2e_ms")
 DIMENSIONS = {"queue": "queue", "model": "model", "tenant": "tenant", "batch": "batch_id"}
 
@@ -25,28 +27,45 @@ class View:
 
 def views(dialect_name: str) -> tuple[View, ...]:
     """Return all views for "sqlite" or "postgresql", each behind those that it reads."""
+    words = _WORDS[dialect_name]
     return (
         View("job_facts", JOB_FACTS),
-        View("hourly_throughput", _hourly_throughput(_hour(dialect_name))),
+        View("hourly_facts", rolled.hourly_facts(words.hour, words.since_rollup)),
+        View("hourly_throughput", rolled.HOURLY_THROUGHPUT),
         View("latency_percentiles", _latency_percentiles()),
-        View("memory_use", MEMORY_USE),
-        View("prefix_savings", PREFIX_SAVINGS),
-        View("failures", FAILURES),
-        View("wasted_tokens", WASTED_TOKENS),
+        View("memory_use", rolled.memory_use(words.since_rollup)),
+        View("prefix_savings", rolled.PREFIX_SAVINGS),
+        View("failures", rolled.failures(words.since_rollup)),
+        View("wasted_tokens", rolled.wasted_tokens(words.since_rollup)),
         View("job_costs", _costs("jobs.id AS job_id", "jobs.queue", "jobs.model", "jobs.tenant", "jobs.batch_id")),
         View("batch_costs", _costs("jobs.batch_id")),
-        View("tenant_costs", _costs("jobs.tenant")),
+        View("tenant_costs", rolled.tenant_costs(words.since_rollup)),
         View("worker_costs", WORKER_COSTS),
         View("schedule_history", SCHEDULE_HISTORY),
     )
 
 
-def _hour(dialect_name: str) -> str:
-    """Return the hour, UTC, that a job ended in, in the form in which the database holds times."""
-    if dialect_name == "sqlite":
-        return "strftime('%Y-%m-%d %H:00:00.000000', jobs.ended_at)"
-    return "date_trunc('hour', jobs.ended_at, 'UTC')"
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What the databases word differently, of `jobs.ended_at`."""
 
+    hour: str  # its hour, UTC, in the form in which the database holds times
+    since_rollup: str  # whether it is behind the hours that are rolled up
+
+
+_WORDS = {
+    "sqlite": _Words(
+        "strftime('%Y-%m-%d %H:00:00.000000', jobs.ended_at)",
+        "jobs.ended_at >= (SELECT coalesce(strftime('%Y-%m-%d %H:00:00.000000', max(hour), '+1 hour'), '') "
+        "FROM rolled_hours)",
+    ),
+    # That it is also before the end of time tells the planner how little there is likely to be in between.
+    "postgresql": _Words(
+        "date_trunc('hour', jobs.ended_at, 'UTC')",
+        "jobs.ended_at >= (SELECT coalesce(max(hour) + interval '1 hour', '-infinity') FROM rolled_hours) "
+        "AND jobs.ended_at < 'infinity'",
+    ),
+}
 
 # Joins on unique keys: both databases leave out those whose columns a query does not ask for.
 JOB_FACTS = """
@@ -96,31 +115,6 @@ LEFT JOIN attempts AS latest ON latest.job_id = jobs.id AND latest.epoch = jobs.
 """.strip()
 
 
-def _hourly_throughput(hour: str) -> str:
-    return f"""
-SELECT
-    hour,
-    queue,
-    model,
-    tenant,
-    count(*) AS jobs,
-    count(*) FILTER (WHERE state = 'done') AS jobs_done,
-    count(*) FILTER (WHERE state IN ('failed', 'dead')) AS jobs_failed,
-    count(*) FILTER (WHERE state = 'cancelled') AS jobs_cancelled,
-    CAST(coalesce(sum(prompt_tokens), 0) AS BIGINT) AS prompt_tokens,
-    CAST(coalesce(sum(completion_tokens), 0) AS BIGINT) AS completion_tokens,
-    CAST(coalesce(sum(completion_tokens), 0) AS DOUBLE PRECISION) / 3600 AS completion_tokens_per_s
-FROM (
-    SELECT {hour} AS hour, jobs.queue, jobs.model, jobs.tenant, jobs.state,
-        results.prompt_tokens, results.completion_tokens
-    FROM jobs
-    LEFT JOIN results ON results.job_id = jobs.id
-    WHERE jobs.ended_at IS NOT NULL
-) AS ended
-GROUP BY hour, queue, model, tenant
-""".strip()
-
-
 def _latency_percentiles() -> str:
     """One row for each latency of each queue, model, tenant and batch. Percentiles are by nearest rank."""
     figures = "\n    UNION ALL ".join(
@@ -154,103 +148,6 @@ def _percentiles(percents: Sequence[int]) -> str:
     return ",\n    ".join(
         f"min(CASE WHEN rank * 100 >= size * {percent} THEN ms END) AS p{percent}_ms" for percent in percents
     )
-
-
-# What was saved counts the jobs for which it is known: workers of earlier versions did not write it.
-MEMORY_USE = """
-SELECT
-    queue,
-    model,
-    tenant,
-    count(*) AS jobs,
-    max(kv_blocks_peak) AS kv_blocks_peak_max,
-    CAST(avg(kv_blocks_peak) AS DOUBLE PRECISION) AS kv_blocks_peak_mean,
-    max(kv_bytes_peak) AS kv_bytes_peak_max,
-    CAST(avg(kv_bytes_peak) AS DOUBLE PRECISION) AS kv_bytes_peak_mean,
-    max(memory_peak_bytes) AS memory_peak_bytes_max,
-    sum(kv_block_seconds) AS kv_block_seconds,
-    sum(kv_block_seconds_limit) AS kv_block_seconds_limit,
-    sum(kv_block_seconds_share) AS kv_block_seconds_share,
-    sum(kv_block_seconds_limit - kv_block_seconds) AS saved_against_limit_block_seconds,
-    sum(kv_block_seconds_limit - kv_block_seconds) / nullif(sum(kv_block_seconds_limit), 0)
-        AS saved_against_limit_share,
-    sum(kv_block_seconds - kv_block_seconds_share) AS saved_by_sharing_block_seconds,
-    sum(kv_block_seconds - kv_block_seconds_share)
-        / nullif(sum(kv_block_seconds) FILTER (WHERE kv_block_seconds_share IS NOT NULL), 0) AS saved_by_sharing_share
-FROM job_facts
-WHERE kv_block_seconds IS NOT NULL
-GROUP BY queue, model, tenant
-""".strip()
-
-PREFIX_SAVINGS = """
-SELECT
-    queue,
-    model,
-    tenant,
-    count(*) AS jobs,
-    count(*) FILTER (WHERE prefix_hit_tokens > 0) AS jobs_with_hit,
-    CAST(sum(prompt_tokens) AS BIGINT) AS prompt_tokens,
-    CAST(sum(prefix_hit_tokens) AS BIGINT) AS prefix_hit_tokens,
-    CAST(sum(prompt_tokens) - sum(prefix_hit_tokens) AS BIGINT) AS computed_prompt_tokens,
-    CAST(sum(prefix_hit_tokens) AS DOUBLE PRECISION) / nullif(sum(prompt_tokens), 0) AS hit_share
-FROM job_facts
-WHERE prompt_tokens IS NOT NULL AND prefix_hit_tokens IS NOT NULL
-GROUP BY queue, model, tenant
-""".strip()
-
-FAILURES = """
-SELECT
-    coalesce(error_code, 'unknown') AS error_code,
-    state,
-    queue,
-    model,
-    tenant,
-    count(*) AS jobs,
-    min(ended_at) AS first_at,
-    max(ended_at) AS last_at,
-    min(error_message) AS example_message
-FROM jobs
-WHERE state IN ('failed', 'dead')
-GROUP BY coalesce(error_code, 'unknown'), state, queue, model, tenant
-""".strip()
-
-# The attempt that ended its job wasted what it computed twice; any other one wasted all of it.
-WASTED_TOKENS = """
-SELECT
-    reason,
-    queue,
-    model,
-    tenant,
-    count(*) AS attempts,
-    CAST(sum(wasted_tokens) AS BIGINT) AS wasted_tokens,
-    sum(wasted_engine_seconds) AS wasted_engine_seconds
-FROM (
-    SELECT
-        CASE
-            WHEN attempts.error_code = 'fenced' THEN 'fenced'
-            WHEN attempts.state = 'lost' THEN 'lost'
-            WHEN attempts.state = 'requeued' THEN 'handed_back'
-            WHEN attempts.state = 'failed' AND (attempts.epoch < jobs.epoch OR jobs.ended_at IS NULL) THEN 'retried'
-            ELSE 'recomputed'
-        END AS reason,
-        jobs.queue,
-        jobs.model,
-        jobs.tenant,
-        CASE
-            WHEN attempts.epoch = jobs.epoch AND jobs.ended_at IS NOT NULL THEN attempts.recomputed_tokens
-            ELSE attempts.computed_tokens
-        END AS wasted_tokens,
-        CASE
-            WHEN attempts.epoch = jobs.epoch AND jobs.ended_at IS NOT NULL THEN attempts.wasted_engine_seconds
-            ELSE attempts.engine_seconds
-        END AS wasted_engine_seconds
-    FROM attempts
-    JOIN jobs ON jobs.id = attempts.job_id
-    WHERE attempts.state <> 'running'
-) AS ended
-WHERE reason <> 'recomputed' OR wasted_tokens > 0 OR wasted_engine_seconds > 0
-GROUP BY reason, queue, model, tenant
-""".strip()
 
 
 def _costs(*columns: str) -> str:
