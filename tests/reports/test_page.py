@@ -10,7 +10,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.browser import DESKTOP, PHONE, Browser
 from worker.reports.html.charts import Chart, Series, line_chart, stacked_bars
 from worker.reports.html.page import Page, Section, Tile, to_html
-from worker.reports.html.rows import JobBar, Phase, Ranked, ranking, waterfall
+from worker.reports.html.rows import JobBar, PhaseBar, Ranked, ranking, waterfall
 from worker.reports.tables import Column, ReportTable, Trend
 from worker.reports.timeline import timeline_over
 from worker.reports.units import Unit
@@ -32,7 +32,7 @@ def sample_page() -> Page:
         trend=Trend("over time", (rising,) * 4),
         notes=(HOSTILE,),
     )
-    phases = (Phase("queued", "slate", 40.0), Phase(HOSTILE, "blue", 60.0))
+    phases = (PhaseBar("queued", "slate", 40.0), PhaseBar(HOSTILE, "blue", 60.0))
     charts = (
         line_chart(Chart(HOSTILE, Unit.MILLISECONDS, timeline, lines)),
         stacked_bars(Chart("Jobs", Unit.COUNT, timeline, lines)),

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from worker.cli.options import json_option
-from worker.cli.output import json_text
+from worker.cli.output import json_text, message
 from worker.cli.tables import plain_table, print_table
 from worker.errors import PagemillError
 from worker.reports.csv_form import to_csv
@@ -31,9 +31,16 @@ class Format(StrEnum):
     JSON = "json"
     CSV = "csv"
     PARQUET = "parquet"
+    HTML = "html"
 
 
-SUFFIXES = {".json": Format.JSON, ".csv": Format.CSV, ".parquet": Format.PARQUET}
+SUFFIXES = {
+    ".json": Format.JSON,
+    ".csv": Format.CSV,
+    ".parquet": Format.PARQUET,
+    ".html": Format.HTML,
+    ".htm": Format.HTML,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +71,21 @@ class Destination:
             case _:
                 self._write_text(table)
 
-    def _write_text(self, table: ReportTable) -> None:
+    def _write_text(self, whole: ReportTable) -> None:
+        table = whole.for_people()
         encoding = "utf-8" if self.path is not None else sys.stdout.encoding
         columns = [column.title for column in table.columns]
         rows = table.readable_rows()
         right = [column.unit is not Unit.TEXT for column in table.columns]
-        if table.is_record:
-            rows = [list(pair) for pair in zip(columns, *rows, strict=True)]
-            columns, right = ["field", "value"], [False, False]
-        if table.trend is not None and rows:
+        if table.trend is not None:
             columns.append(table.trend.title)
             rows = [[*row, sparkline(line, encoding)] for row, line in zip(rows, table.trend.lines, strict=True)]
             right.append(False)
+        if table.is_record:
+            rows = [list(pair) for pair in zip(columns, *rows, strict=True)]
+            columns, right = ["field", "value"], [False, False]
+        if not rows:
+            message(f"{table.title}: nothing to report")
         if self.path is not None:
             self.write("\n".join([plain_table(table.title, columns, rows, right=right), *table.notes]) + "\n")
             return
@@ -108,7 +118,7 @@ def destination(form: str | None, as_json: bool, path: Path | None) -> Destinati
         raise PagemillError(f"--json contradicts --format {form}")
     by_name = SUFFIXES.get(path.suffix.lower()) if path is not None else None
     chosen = Format.JSON if as_json else Format(form) if form is not None else by_name or Format.TABLE
-    if path is None and chosen is Format.PARQUET and sys.stdout.isatty():
+    if path is None and chosen in (Format.PARQUET, Format.HTML) and sys.stdout.isatty():
         raise PagemillError(f"--format {chosen.value} is not for a terminal: name a file with -o")
     return Destination(chosen, path)
 

@@ -1,46 +1,84 @@
-"""Each report as a table."""
+"""Each report as a table, with a line over time for each row."""
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from worker.reports.tables import Column, ReportTable, columns_of, rows_of, title_of
-from worker.reports.units import Unit, unit_of
-from worker.sql.reporting import Dimension, LatencyRow, MemoryRow, ReportFilter, Reports, SummaryReport
+from worker.readable import format_digits
+from worker.reports.kinds import SUMMARY, By, Kind
+from worker.reports.tables import Column, ReportTable, Trend, Value, columns_of, rows_of, title_of
+from worker.reports.timeline import Timeline, timeline_over
+from worker.reports.units import Unit
+from worker.sql.reporting import Bucket, Dimension, ReportFilter, Reports
+
+IN_TIME = frozenset({Dimension.HOUR, Dimension.DAY})
+MAX_LINES = 40  # rows with a line over time: more would be a query of many groups for what nobody looks at
 
 
-def summary_table(summary: SummaryReport) -> ReportTable:
-    """Return what became of the jobs, as one row."""
-    states = {f"jobs_{state.value}": count for state, count in summary.jobs_by_state.items()}
-    figures = {
-        field.name: getattr(summary, field.name)
-        for field in dataclasses.fields(summary)
-        if field.name not in ("jobs_by_state", "failures_by_error_code")
-    }
-    row = {**states, **figures}
-    columns = tuple(
-        Column(name, title_of(name), unit_of(name), is_whole=isinstance(value, int)) for name, value in row.items()
+def report_table(kind: Kind, reports: Reports, chosen: ReportFilter, by: By) -> ReportTable:
+    """Return one report, as all formats have it."""
+    columns = columns_of(kind.row_type, by_metric=kind.is_by_metric)
+    rows = kind.query(reports, chosen, by)
+    return ReportTable(
+        name=kind.name,
+        title=_title(kind, by),
+        columns=(*(_group_column(dimension) for dimension in by), *columns),
+        rows=rows_of(rows, columns),
+        is_record=kind is SUMMARY and not by,
+        notes=_notes(rows),
     )
-    return ReportTable("summary", "Summary", columns, (tuple(row.values()),), is_record=True)
 
 
-def latency_table(reports: Reports, chosen: ReportFilter) -> ReportTable:
-    """Return a row for each latency of the jobs that are done, in the order of a job's life."""
-    columns = columns_of(LatencyRow, by_metric=True)
-    return ReportTable("latency", "Latency", columns, rows_of(reports.latency(chosen), columns))
+def with_trend(table: ReportTable, kind: Kind, reports: Reports, chosen: ReportFilter, by: By) -> ReportTable:
+    """Return the table with a line over time for each row, where time is not what its rows are about already."""
+    timeline = timeline_of(reports, chosen)
+    if timeline is None or not has_trend(table, kind, by):
+        return table
+    return trended(table, kind, by, timeline, kind.query(reports, chosen, (*by, Bucket(timeline.step_s))))
 
 
-def memory_table(reports: Reports, chosen: ReportFilter) -> ReportTable:
-    """Return a row for each memory figure, of every job that has figures, however it ended."""
-    columns = columns_of(MemoryRow, by_metric=True)
-    return ReportTable("memory", "Memory", columns, rows_of(reports.memory(chosen), columns))
+def has_trend(table: ReportTable, kind: Kind, by: By) -> bool:
+    """Return whether lines over time suit a table: it is not about time itself, and not too long."""
+    return kind.over_time is not None and 0 < len(table.rows) <= MAX_LINES and IN_TIME.isdisjoint(by)
 
 
-def prefix_table(reports: Reports, chosen: ReportFilter, by: Sequence[Dimension]) -> ReportTable:
-    """Return a row for each group of jobs with results."""
-    figures = ("jobs", "jobs_with_hit", "prompt_tokens", "prefix_hit_tokens", "hit_rate")
-    columns = (
-        *(Column(dimension.value, dimension.value, Unit.TEXT) for dimension in by),
-        *(Column(name, title_of(name), unit_of(name), is_whole=name != "hit_rate") for name in figures),
+def trended(table: ReportTable, kind: Kind, by: By, timeline: Timeline, steps: Sequence[Any]) -> ReportTable:
+    """Return the table with a line over time for each row; `steps` are the kind's rows by the same and by time."""
+    assert kind.over_time is not None
+    lines: dict[tuple[Value, ...], dict[Any, float]] = {}
+    for row in steps:
+        *group, moment = row.group
+        value = getattr(row, kind.over_time)
+        if value is not None:
+            lines.setdefault((*group, *(getattr(row, key) for key in kind.keys)), {})[moment] = value
+    names = [column.name for column in table.columns]
+    keyed = [*range(len(by)), *(names.index(key) for key in kind.keys)]
+    trend = Trend(
+        title=f"{title_of(kind.over_time)} per {timeline.step}",
+        lines=tuple(timeline.spread(lines.get(tuple(row[at] for at in keyed), {})) for row in table.rows),
     )
-    rows = tuple((*row.group, *(getattr(row, name) for name in figures)) for row in reports.prefix(chosen, by))
-    return ReportTable("prefix", "Prefix cache", columns, rows)
+    return replace(table, trend=trend)
+
+
+def timeline_of(reports: Reports, chosen: ReportFilter) -> Timeline | None:
+    """Return the time in which the chosen jobs ended, in even steps; None where none has."""
+    span = reports.span(chosen)
+    return None if span is None else timeline_over(*span)
+
+
+def _group_column(dimension: Dimension) -> Column:
+    is_time = dimension in IN_TIME
+    return Column(
+        name=dimension.value,
+        title=f"{dimension.value} (UTC)" if is_time else dimension.value,
+        unit=Unit.MOMENT if is_time else Unit.TEXT,
+    )
+
+
+def _title(kind: Kind, by: By) -> str:
+    return f"{kind.title} by {' and '.join(dimension.value for dimension in by)}" if by else kind.title
+
+
+def _notes(rows: Sequence[Any]) -> tuple[str, ...]:
+    error = max((getattr(row, "relative_error", 0.0) for row in rows), default=0.0)
+    return (f"Percentiles are within {format_digits(error * 100)}% of the exact ones.",) if error > 0 else ()

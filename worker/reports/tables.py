@@ -19,6 +19,7 @@ class Column:
     title: str
     unit: Unit
     is_whole: bool = False  # its values are integers
+    is_shown: bool = True  # to people; machine formats have all
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,15 @@ class ReportTable:
     trend: Trend | None = None
     is_record: bool = False  # one row that people read from top to bottom
     notes: tuple[str, ...] = ()
+
+    def for_people(self) -> "ReportTable":
+        """Return the table without the columns that only machines care for."""
+        kept = [at for at, column in enumerate(self.columns) if column.is_shown]
+        return dataclasses.replace(
+            self,
+            columns=tuple(self.columns[at] for at in kept),
+            rows=tuple(tuple(row[at] for at in kept) for row in self.rows),
+        )
 
     def readable_rows(self) -> list[list[str]]:
         """Return the rows as people read them."""
@@ -66,6 +76,16 @@ class ReportTable:
 
 
 HIDDEN_UNITS = ("_ms", "_at", "_s", "_seconds")
+TITLES = {  # where the name is too long, or not what people call it
+    "kv_block_seconds_limit": "if reserved",
+    "kv_block_seconds_share": "shared blocks split",
+    "saved_against_limit_block_seconds": "saved by paging",
+    "saved_against_limit_share": "paging saved",
+    "saved_by_sharing_block_seconds": "saved by sharing",
+    "saved_by_sharing_share": "sharing saved",
+    "count": "jobs",
+}
+FOR_MACHINES = frozenset({"relative_error", "difference"})  # people read a note, and the change in percent
 GROUP = "group"  # the field of a row that tells what it is about
 
 
@@ -81,16 +101,26 @@ def columns_of(row_type: type[Any], *, by_metric: bool = False) -> tuple[Column,
             continue
         kinds = _kinds(hints[field.name])
         unit = Unit.TEXT if str in kinds else unit_of(field.name)
-        if by_metric and float in kinds:
+        if by_metric and float in kinds and unit is Unit.COUNT:
             unit = Unit.BY_METRIC
-        columns.append(Column(field.name, title_of(field.name), unit, is_whole=float not in kinds and str not in kinds))
+        columns.append(
+            Column(
+                field.name,
+                title_of(field.name),
+                unit,
+                is_whole=kinds.isdisjoint({float, str}),
+                is_shown=field.name not in FOR_MACHINES,
+            )
+        )
     return tuple(columns)
 
 
 def title_of(name: str) -> str:
     """Return a figure's name as people call it, without the unit, which the values show: "ttft", "output tokens"."""
-    words = name.replace("completion_tokens", "output_tokens")
-    if not words.endswith("_per_s"):
+    if name in TITLES:
+        return TITLES[name]
+    words = name.replace("completion_tokens", "output_tokens").replace("_per_s", "_rate")
+    if "block_seconds" not in words:
         words = next((words.removesuffix(unit) for unit in HIDDEN_UNITS if words.endswith(unit)), words)
     return words.replace("_", " ")
 

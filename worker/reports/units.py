@@ -16,6 +16,7 @@ class Unit(Enum):
     BYTES = "bytes"
     BLOCK_SECONDS = "block-seconds"
     SHARE = "share"  # 0 to 1
+    CHANGE = "change"  # a difference in parts of what it was
     RATE = "1/s"
     MONEY = "money"  # in the currency that the table's notes name
     MOMENT = "UTC"
@@ -24,18 +25,28 @@ class Unit(Enum):
 
 SUFFIXES = {  # the first that fits decides
     "_per_s": Unit.RATE,
-    "_block_seconds": Unit.BLOCK_SECONDS,
     "block_seconds": Unit.BLOCK_SECONDS,
+    "block_seconds_limit": Unit.BLOCK_SECONDS,
+    "block_seconds_share": Unit.BLOCK_SECONDS,
     "_ms": Unit.MILLISECONDS,
     "_seconds": Unit.SECONDS,
     "_s": Unit.SECONDS,
     "_bytes": Unit.BYTES,
     "kv_bytes_peak": Unit.BYTES,
+    "change": Unit.CHANGE,
     "_share": Unit.SHARE,
     "_rate": Unit.SHARE,
     "_at": Unit.MOMENT,
     "cost": Unit.MONEY,
 }
+
+
+def _readable_rate(per_second: float) -> str:
+    """Return a rate over the time in which something happens."""
+    for seconds, name in ((1, "s"), (60, "min"), (3600, "h")):
+        if abs(per_second) * seconds >= 1:
+            return f"{format_digits(per_second * seconds)}/{name}"
+    return f"{format_digits(per_second * 86_400)}/d"
 
 
 def unit_of(name: str) -> Unit:
@@ -74,6 +85,10 @@ def _readable_number(value: float, unit: Unit) -> str:
             return format_bytes(value)
         case Unit.SHARE:
             return f"{format_digits(value * 100)}%"
+        case Unit.CHANGE:
+            return f"{value:+.1%}"
+        case Unit.RATE:
+            return _readable_rate(value)
         case Unit.MONEY:
             return f"{value:,.2f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
         case _:

@@ -22,7 +22,7 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class PhaseBar:
     """What a job did for a while. `style` is the colour's name in the page's style sheet."""
 
     name: str
@@ -35,7 +35,7 @@ class JobBar:
     """A job's phases from its submission on, and what else is to be told about it."""
 
     job_id: str
-    phases: tuple[Phase, ...]
+    phases: tuple[PhaseBar, ...]
     facts: tuple[tuple[str, str], ...]  # names and values, for people
 
     @property
