@@ -61,7 +61,7 @@ def test_commands_that_print_data_offer_json(name: str) -> None:
         (["retry"], "error: Missing argument 'ID...' (see pagemill retry --help)"),
         (["db", "nope"], "error: No such command 'nope' (see pagemill db --help)"),
         (["submit", "x", "--max-tokens", "z"], "error: Invalid value for '--max-tokens': 'z' is not a valid integer"),
-        (["report", "speed"], "error: Invalid value for '[summary|latency|memory|prefix]'"),
+        (["report", "speed"], "error: No such command 'speed' (see pagemill report --help)"),
     ],
 )
 def test_usage_errors_are_one_line(run: Run, arguments: list[str], words: str) -> None:

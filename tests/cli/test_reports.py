@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 
 from tests.cli.conftest import CannedWorker, Run
@@ -46,45 +45,6 @@ def test_report_filters(run: Run, canned_worker: CannedWorker) -> None:
     assert done() == 2
     assert [done("--batch", "night"), done("--queue", "bulk"), done("--model", "m")] == [1, 1, 1]
     assert [done("--since", "1h"), done("--since", "2020-01-01"), done("--since", "2100-01-01")] == [2, 2, 0]
-
-
-@pytest.mark.parametrize("kind", ["summary", "latency", "memory", "prefix"])
-def test_report_without_jobs(run: Run, kind: str) -> None:
-    assert run("report", kind).exit_code == 0
-    json.loads(run("report", kind, "--json").stdout)
-
-
-def test_report_formats(run: Run, canned_worker: CannedWorker, tmp_path: Path) -> None:
-    run("submit", "one", "--queue", "bulk")
-    canned_worker.answer("fine")
-    lines = run("report", "prefix", "--format", "csv").stdout.splitlines()
-    assert lines == [
-        "tenant,model,jobs,jobs_with_hit,prompt_tokens,prefix_hit_tokens,hit_rate",
-        "default,,1,1,10,4,0.4",
-    ]
-    assert run("report", "latency", "-o", "latency.parquet").stdout == ""
-    table = pyarrow.parquet.read_table(tmp_path / "latency.parquet")
-    assert table.column("metric").to_pylist()[2] == "ttft_ms"
-    assert table.column("p50").to_pylist()[2] == 30.0
-    assert run("report", "-o", "summary.json").exit_code == 0
-    assert json.loads((tmp_path / "summary.json").read_text())["jobs_by_state"]["done"] == 1
-    assert run("report", "memory", "--output", "memory.txt").exit_code == 0
-    assert "8 KiB" in (tmp_path / "memory.txt").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--json", "--format", "csv"), "--json contradicts --format csv"),
-        (("-o", "absent/report.csv"), "cannot write absent/report.csv: No such file or directory"),
-        (("-o", "."), "is a directory"),
-    ],
-)
-def test_bad_destinations_are_refused(run: Run, arguments: tuple[str, ...], words: str) -> None:
-    result = run("report", *arguments)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert words in result.stderr
 
 
 @pytest.mark.parametrize("since", ["yesterday", "1y", "-1h", "2026-13-01", "9" * 400 + "d"])

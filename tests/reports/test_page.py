@@ -8,12 +8,15 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser import DESKTOP, PHONE, Browser
+from tests.reports.conftest import END
 from worker.reports.html.charts import Chart, Series, line_chart, stacked_bars
 from worker.reports.html.page import Page, Section, Tile, to_html
+from worker.reports.html.report import whole_page
 from worker.reports.html.rows import JobBar, PhaseBar, Ranked, ranking, waterfall
 from worker.reports.tables import Column, ReportTable, Trend
 from worker.reports.timeline import timeline_over
 from worker.reports.units import Unit
+from worker.sql.reporting import ReportFilter, Reports
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\"'`\x1b[31m=cmd()"
 NOW = datetime(2026, 11, 29, 21, 30, tzinfo=UTC)
@@ -173,3 +176,39 @@ def test_without_its_script_nothing_is_missing(browser: Browser, page: Path) -> 
         assert not browser.driver.find_element(By.ID, "theme").is_displayed()
     finally:
         browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+CHOSEN = {
+    "everything": (ReportFilter(), 11 + 25),
+    "one job": (ReportFilter(since=END - timedelta(minutes=25), queue="urgent"), 10 + 1),
+    "a failure": (ReportFilter(since=END - timedelta(minutes=15)), 6 + 1),
+    "nothing": (ReportFilter(queue="absent"), 0),
+}
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_whole_reports(browser: Browser, filled: Reports, tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+    chosen, charts = CHOSEN[name]
+    path = tmp_path / "report.html"
+    path.write_text(to_html(whole_page(filled, chosen, NOW)), "utf-8")
+    browser.open(path, size=size)
+    assert (browser.complaints(), browser.requests()) == ([], [path.as_uri()])
+    assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
+    sizes = browser.evaluate(
+        "[...document.querySelectorAll('.plot, .phases')].map(drawn => drawn.clientWidth * drawn.clientHeight)"
+    )
+    assert len(sizes) == charts
+    assert all(sizes)
+    assert browser.evaluate("document.querySelectorAll('.empty').length") >= (0 if charts else 9)
+    assert path.stat().st_size < 400_000
+
+
+def test_the_slowest_job_opens_to_its_phases(browser: Browser, filled: Reports, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(to_html(whole_page(filled, ReportFilter(), NOW)), "utf-8")
+    browser.open(path)
+    job = browser.driver.find_element(By.CSS_SELECTOR, "details[name=job]")
+    job.find_element(By.CSS_SELECTOR, "summary").click()
+    text = job.text
+    assert all(words in text for words in ("in the queue", "first token", "290 ms", "commit", "tuesday"))

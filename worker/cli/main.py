@@ -44,7 +44,7 @@ COMMANDS = {
     "keys": LazyCommand("worker.cli.keys", "keys", "Make and revoke the API keys of `pagemill serve`."),
     "outbox": LazyCommand("worker.cli.outbox", "outbox", "Jobs that apps submit within their own transactions."),
     "cron": LazyCommand("worker.cli.cron", "cron", "Submit prompts by themselves: schedules and what became of them."),
-    "report": LazyCommand("worker.cli.report", "report", "Report on finished jobs: summary, latency, memory, prefix."),
+    "report": LazyCommand("worker.cli.report", "report", "Report on jobs: figures, costs, charts, comparisons."),
     "plan": LazyCommand("worker.cli.plan", "plan", "Compute what fits in a device's memory."),
     "db": LazyCommand("worker.cli.db", "db", "Create, upgrade and check the database's tables."),
     "doctor": LazyCommand("worker.cli.doctor", "doctor", "Check the installation, the settings and the services."),

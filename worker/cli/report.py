@@ -117,7 +117,7 @@ def job(job_id: str, form: str | None, as_json: bool, path: Path | None, **flags
     with opened_reports(load_settings(flags)) as reports:
         found = reports.job(job_id)
     if found is None:
-        raise PagemillError(f"no job {job_id} in the database")
+        raise PagemillError(f"no job {job_id} with figures in the database")
     if target.format is Format.HTML:
         target.write(to_html(job_page(found, datetime.now(UTC))))
     else:
@@ -140,8 +140,9 @@ def html_report(form: str | None, as_json: bool, path: Path | None, **flags: Any
     if as_json or form not in (None, Format.HTML.value):
         raise PagemillError("report html is always HTML; name another report for --json or --format")
     target = destination(Format.HTML.value, False, path)
+    chosen = filter_of(flags)
     with opened_reports(load_settings(flags)) as reports:
-        target.write(to_html(whole_page(reports, filter_of(flags), datetime.now(UTC))))
+        target.write(to_html(whole_page(reports, chosen, datetime.now(UTC))))
 
 
 @report.command("compare")
@@ -191,8 +192,10 @@ def _side(text: str, shared: ReportFilter) -> Side:
     since, dots, until = text.partition("..")
     if not dots:
         return Side(f"batch {text}", replace(shared, batch=text))
-    moments = [Since().convert(moment, None, None) if moment else None for moment in (since, until)]
-    return Side(text, replace(shared, since=moments[0], until=moments[1]))
+    start, end = (Since().convert(moment, None, None) if moment else None for moment in (since, until))
+    if start is not None and end is not None and start >= end:
+        raise PagemillError(f"{text}: FROM has to be before TO")
+    return Side(text, replace(shared, since=start, until=end))
 
 
 def _failures(summary: SummaryReport) -> tuple[str, ...]:

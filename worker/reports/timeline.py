@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from worker.readable import format_span
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
-STEPS = (*(minutes * MINUTE for minutes in (1, 5, 15, 30)), *(hours * HOUR for hours in (1, 3, 6, 12)), DAY, 7 * DAY)
+STEPS = (*(minutes * MINUTE for minutes in (1, 5, 15, 30)), HOUR, 3 * HOUR, DAY, 7 * DAY)
 MONTH = 28 * DAY  # of whole weeks, so that no two months differ in length
-MAX_STEPS = 60
+MIN_STEPS, MAX_STEPS = 12, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,16 @@ class Timeline:
 
 
 def timeline_over(first: datetime, last: datetime) -> Timeline:
-    """Return the finest steps of which at most 60 hold both moments. A year or ten are as good as an hour."""
+    """Return the finest steps of which at most 60 hold both moments, and some before them where these are few.
+
+    What is older than a week is in steps of days: such figures are rolled up by the hour and quick to sum.
+    """
     step = next((step for step in STEPS if _count(first, last, step) <= MAX_STEPS), MONTH)
     while _count(first, last, step) > MAX_STEPS:
         step += MONTH
-    return Timeline(start=_floor(first, step), step_s=step, count=_count(first, last, step))
+    count = _count(first, last, step)
+    padding = max(0, MIN_STEPS - count)
+    return Timeline(_floor(first, step) - timedelta(seconds=step * padding), step, count + padding)
 
 
 def _count(first: datetime, last: datetime, step_s: int) -> int:

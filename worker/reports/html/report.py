@@ -22,7 +22,7 @@ from worker.reports.kinds import (
     unknown_to,
 )
 from worker.reports.units import Unit, compact, readable
-from worker.sql.reporting import Dimension, ReportFilter, Reports, SlowJob, TotalsRow
+from worker.sql.reporting import CostsRow, Dimension, ReportFilter, Reports, SlowJob, TotalsRow
 
 SLOWEST = 25  # jobs
 CONTENTS: tuple[tuple[Kind, By], ...] = (
@@ -37,14 +37,15 @@ CONTENTS: tuple[tuple[Kind, By], ...] = (
     (WORKERS, (Dimension.MODEL,)),
     (SCHEDULES, ()),
 )
+AFTER_LATENCY = 2
 
 
 def whole_page(reports: Reports, chosen: ReportFilter, made_at: datetime) -> Page:
     """Return everything about the chosen jobs."""
     told = [(kind, by) for kind, by in CONTENTS if not unknown_to(kind, chosen)]
     sections = [section_of(kind, reports, chosen, by) for kind, by in told]
-    slowest = jobs_section("Slowest jobs", reports.slowest(chosen, SLOWEST))
-    return Page("Pagemill report", words_of(chosen), made_at, _tiles(reports, chosen), (*sections, slowest))
+    sections.insert(AFTER_LATENCY, jobs_section("Slowest jobs", reports.slowest(chosen, SLOWEST)))
+    return Page("Pagemill report", words_of(chosen), made_at, _tiles(reports, chosen), tuple(sections))
 
 
 def kind_page(kind: Kind, reports: Reports, chosen: ReportFilter, by: By, made_at: datetime) -> Page:
@@ -103,7 +104,16 @@ def _tiles(reports: Reports, chosen: ReportFilter) -> tuple[Tile, ...]:
             readable(totals.prefix_hit_share, Unit.SHARE),
             f"of {compact(totals.prompt_tokens, Unit.COUNT)} prompt tokens",
         ),
+        *(
+            Tile("Cost", f"{readable(row.cost, Unit.MONEY)} {row.currency or ''}", _engine_time(row))
+            for row in reports.costs(chosen)
+            if row.cost is not None
+        ),
     )
+
+
+def _engine_time(costs: CostsRow) -> str:
+    return f"{readable(costs.engine_seconds, Unit.SECONDS)} of engine time"
 
 
 def _rate(totals: TotalsRow) -> str:

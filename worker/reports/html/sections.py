@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -82,6 +82,8 @@ def section_of(kind: Kind, reports: Reports, chosen: ReportFilter, by: By) -> Se
     builder = _BUILDERS[kind.name]
     table = report_table(kind, reports, chosen, by)
     timeline = timeline_of(reports, chosen)
+    if kind.is_by_metric and not any(table.column("count")):
+        table = replace(table, rows=())
     charts: tuple[Markup, ...] = ()
     if timeline is not None and table.rows:
         step = Bucket(timeline.step_s)
@@ -193,7 +195,7 @@ def _cost_charts(source: Source) -> tuple[Markup, ...]:
 
 def _savings_charts(source: Source) -> tuple[Markup, ...]:
     lines = (
-        ("saved_against_limit_share", "against reserving", "teal"),
+        ("saved_against_limit_share", "by paging", "teal"),
         ("saved_by_sharing_share", "by sharing", "blue"),
     )
     series = tuple(
@@ -237,7 +239,7 @@ class _Builder:
 
 
 _BUILDERS = {
-    SUMMARY.name: _Builder(_no_charts, "What became of the jobs.", "No jobs."),
+    SUMMARY.name: _Builder(_throughput_charts, "What became of the jobs.", "No jobs."),
     THROUGHPUT.name: _Builder(_throughput_charts, "What ended when.", "No job has ended."),
     LATENCY.name: _Builder(
         _latency_charts, "Of the jobs that are done. Half of them took no longer than p50.", "No job is done."
