@@ -9,9 +9,10 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser import DESKTOP, PHONE, Browser
 from tests.reports.conftest import END
+from worker.reports.comparing import Side, compare
 from worker.reports.html.charts import Chart, Series, line_chart, stacked_bars
 from worker.reports.html.page import Page, Section, Tile, to_html
-from worker.reports.html.report import whole_page
+from worker.reports.html.report import comparison_page, whole_page
 from worker.reports.html.rows import JobBar, PhaseBar, Ranked, ranking, waterfall
 from worker.reports.tables import Column, ReportTable, Trend
 from worker.reports.timeline import timeline_over
@@ -32,7 +33,7 @@ def sample_page() -> Page:
         HOSTILE,
         (Column("queue", "queue", Unit.TEXT), Column("ttft_ms", "first token", Unit.MILLISECONDS)),
         ((HOSTILE, 20.0), ("b", 1000.0), ("c", None), ("d", 3.0)),
-        trend=Trend("over time", (rising,) * 4),
+        trend=Trend("p50", 3600, (rising,) * 4),
         notes=(HOSTILE,),
     )
     phases = (PhaseBar("queued", "slate", 40.0), PhaseBar(HOSTILE, "blue", 60.0))
@@ -212,3 +213,19 @@ def test_the_slowest_job_opens_to_its_phases(browser: Browser, filled: Reports, 
     job.find_element(By.CSS_SELECTOR, "summary").click()
     text = job.text
     assert all(words in text for words in ("in the queue", "first token", "290 ms", "commit", "tuesday"))
+
+
+def test_two_runs_are_told_apart_by_colour_and_side(browser: Browser, filled: Reports, tmp_path: Path) -> None:
+    sides = Side("a", ReportFilter(batch="monday")), Side("</script>", ReportFilter(batch="tuesday"))
+    path = tmp_path / "two.html"
+    path.write_text(to_html(comparison_page(compare(filled, *sides), *sides, NOW)), "utf-8")
+    browser.open(path)
+    assert (browser.complaints(), browser.requests()) == ([], [path.as_uri()])
+    row = browser.driver.find_element(By.XPATH, "//tr[th='e2e p50']")
+    assert "+50.0% much worse 110 110" in row.text
+    bar, worse = row.find_element(By.CSS_SELECTOR, "rect"), row.find_element(By.CSS_SELECTOR, ".verdict")
+    assert bar.get_attribute("x") is not None
+    assert (bar.value_of_css_property("fill"), bar.value_of_css_property("x")) == (
+        worse.value_of_css_property("color").replace("rgba", "rgb").replace(", 1)", ")"),
+        "50%",
+    )

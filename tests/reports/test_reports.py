@@ -26,7 +26,7 @@ from worker.reports.kinds import (
 )
 from worker.reports.parquet_form import to_parquet
 from worker.reports.phases import phase_table, phases_of
-from worker.reports.tables import Column, ReportTable
+from worker.reports.tables import Column, ReportTable, Trend
 from worker.reports.units import Unit
 from worker.sql.reporting import Dimension, ReportFilter, Reports
 
@@ -76,6 +76,14 @@ def test_rows_about_time_have_no_lines_over_time(filled: Reports) -> None:
         "2026-11-28 00:00:00",
         "2026-11-29 00:00:00",
     ]
+
+
+def test_lines_shrink_to_the_room_there_is() -> None:
+    trend = Trend("jobs", 3600, ((1.0, 3.0, None, None, 5.0), (None, 2.0, 4.0, 6.0, 8.0)))
+    assert trend.within(5) == trend
+    half = trend.within(3)
+    assert half.lines == ((2.0, None, 5.0), (2.0, 5.0, 8.0))
+    assert (trend.title, half.title) == ("jobs per hour", "jobs per 2 h")
 
 
 def test_machine_formats_hold_the_same_values() -> None:

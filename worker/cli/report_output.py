@@ -11,13 +11,13 @@ from typing import ParamSpec, TypeVar
 import click
 
 from worker.cli.options import json_option
-from worker.cli.output import json_text, message
-from worker.cli.tables import plain_table, print_table
+from worker.cli.output import is_terminal, json_text, message
+from worker.cli.tables import plain_table, print_table, terminal_width
 from worker.errors import PagemillError
 from worker.reports.csv_form import to_csv
 from worker.reports.parquet_form import to_parquet
 from worker.reports.sparklines import sparkline
-from worker.reports.tables import ReportTable
+from worker.reports.tables import ReportTable, Trend
 from worker.reports.units import Unit
 
 P = ParamSpec("P")
@@ -41,6 +41,9 @@ SUFFIXES = {
     ".html": Format.HTML,
     ".htm": Format.HTML,
 }
+
+COLUMN_GAP = 3  # characters between two columns of a drawn table
+MIN_SPARKLINE = 10  # characters; a shorter one says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +74,52 @@ class Destination:
             case _:
                 self._write_text(table)
 
-    def _write_text(self, whole: ReportTable) -> None:
-        table = whole.for_people()
+    def _write_text(self, table: ReportTable) -> None:
         encoding = "utf-8" if self.path is not None else sys.stdout.encoding
-        columns = [column.title for column in table.columns]
-        rows = table.readable_rows()
-        right = [column.unit is not Unit.TEXT for column in table.columns]
-        if table.trend is not None:
-            columns.append(table.trend.title)
-            rows = [[*row, sparkline(line, encoding)] for row, line in zip(rows, table.trend.lines, strict=True)]
-            right.append(False)
-        if table.is_record:
-            rows = [list(pair) for pair in zip(columns, *rows, strict=True)]
-            columns, right = ["field", "value"], [False, False]
-        if not rows:
+        width = terminal_width() if self.path is None and is_terminal() else None
+        text = _as_text(table.for_people(), encoding, width)
+        if not table.rows:
             message(f"{table.title}: nothing to report")
         if self.path is not None:
-            self.write("\n".join([plain_table(table.title, columns, rows, right=right), *table.notes]) + "\n")
+            lines = plain_table(table.title, text.columns, text.rows, right=text.right)
+            self.write("\n".join([lines, *table.notes]) + "\n")
             return
-        print_table(table.title, columns, rows, right=right)
+        print_table(table.title, text.columns, text.rows, right=text.right)
         for note in table.notes:
             click.echo(note)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    columns: list[str]
+    rows: list[list[str]]
+    right: list[bool]
+
+
+def _as_text(table: ReportTable, encoding: str, width: int | None) -> _Text:
+    """Return a table's texts, with a sparkline for each row where `width` characters have room for it."""
+    columns = [column.title for column in table.columns]
+    rows = table.readable_rows()
+    right = [column.unit is not Unit.TEXT for column in table.columns]
+    trend = _trend_within(table, columns, rows, width)
+    if trend is not None:
+        columns.append(trend.title)
+        rows = [[*row, sparkline(line, encoding)] for row, line in zip(rows, trend.lines, strict=True)]
+        right.append(False)
+    if table.is_record:
+        rows = [list(pair) for pair in zip(columns, *rows, strict=True)]
+        columns, right = ["field", "value"], [False, False]
+    return _Text(columns, rows, right)
+
+
+def _trend_within(table: ReportTable, columns: list[str], rows: list[list[str]], width: int | None) -> Trend | None:
+    if table.trend is None or width is None:
+        return table.trend
+    cells = list(zip(columns, *rows, strict=True))
+    longest = [max(len(cell) for cell in column) for column in cells]
+    taken = max(longest) + COLUMN_GAP if table.is_record else sum(length + COLUMN_GAP for length in longest)
+    room = width - taken - COLUMN_GAP
+    return table.trend.within(room) if room >= MIN_SPARKLINE else None
 
 
 def output_options(command: Callable[P, R]) -> Callable[P, R]:
@@ -118,7 +146,7 @@ def destination(form: str | None, as_json: bool, path: Path | None) -> Destinati
         raise PagemillError(f"--json contradicts --format {form}")
     by_name = SUFFIXES.get(path.suffix.lower()) if path is not None else None
     chosen = Format.JSON if as_json else Format(form) if form is not None else by_name or Format.TABLE
-    if path is None and chosen in (Format.PARQUET, Format.HTML) and sys.stdout.isatty():
+    if path is None and chosen in (Format.PARQUET, Format.HTML) and is_terminal():
         raise PagemillError(f"--format {chosen.value} is not for a terminal: name a file with -o")
     return Destination(chosen, path)
 

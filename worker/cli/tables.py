@@ -23,6 +23,11 @@ def print_table(
         click.echo(plain_table(title, columns, rows, right=right))
 
 
+def terminal_width() -> int:
+    """Return how many characters a line of the terminal has."""
+    return Console().width
+
+
 def print_fields(title: str, fields: Mapping[str, object]) -> None:
     """Print names and values, one pair a line."""
     print_table(title, ("field", "value"), list(fields.items()))

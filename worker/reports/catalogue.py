@@ -54,7 +54,8 @@ def trended(table: ReportTable, kind: Kind, by: By, timeline: Timeline, steps: S
     names = [column.name for column in table.columns]
     keyed = [*range(len(by)), *(names.index(key) for key in kind.keys)]
     trend = Trend(
-        title=f"{title_of(kind.over_time)} per {timeline.step}",
+        figure=title_of(kind.over_time),
+        step_s=timeline.step_s,
         lines=tuple(timeline.spread(lines.get(tuple(row[at] for at in keyed), {})) for row in table.rows),
     )
     return replace(table, trend=trend)

@@ -1,11 +1,13 @@
 """A report as a table: columns with units, rows of plain values, a line over time for each row."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, get_type_hints
 
+from worker.reports.timeline import step_words
 from worker.reports.units import Unit, readable, unit_of
 
 Value = str | int | float | datetime | None
@@ -24,10 +26,22 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """One figure over time, for a sparkline under each row: evenly spaced, None where nothing ended."""
+    """One figure over time, for a line beside each row: evenly spaced, None where nothing ended."""
 
-    title: str  # what it shows and how wide a step is
+    figure: str  # what it shows, in words
+    step_s: int
     lines: tuple[tuple[float | None, ...], ...]  # one for each of the table's rows
+
+    @property
+    def title(self) -> str:
+        """What it shows and how wide a step is."""
+        return f"{self.figure} per {step_words(self.step_s)}"
+
+    def within(self, width: int) -> "Trend":
+        """Return the same lines in at most `width` steps, which are the means of those they are made of."""
+        factor = max(1, *(math.ceil(len(line) / width) for line in self.lines))
+        lines = tuple(tuple(_mean(line[at : at + factor]) for at in range(0, len(line), factor)) for line in self.lines)
+        return Trend(self.figure, self.step_s * factor, lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +142,11 @@ def title_of(name: str) -> str:
 def rows_of(rows: Sequence[Any], columns: Sequence[Column]) -> tuple[tuple[Value, ...], ...]:
     """Return dataclass rows as values: their group first, then a field for each column."""
     return tuple((*getattr(row, GROUP, ()), *(getattr(row, column.name) for column in columns)) for row in rows)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _kinds(hint: Any) -> set[type]:

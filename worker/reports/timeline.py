@@ -34,10 +34,14 @@ class Timeline:
 
     @property
     def step(self) -> str:
-        """How long a step is, in words that follow "per": "hour", "15 min"."""
-        return {MINUTE: "minute", HOUR: "hour", DAY: "day", 7 * DAY: "week"}.get(self.step_s) or format_span(
-            self.step_s
-        )
+        """How long a step is, in words."""
+        return step_words(self.step_s)
+
+
+def step_words(seconds: int) -> str:
+    """Return a length of time in words that follow "per": "hour", "15 min"."""
+    names = {MINUTE: "minute", HOUR: "hour", DAY: "day", 7 * DAY: "week"}
+    return names.get(seconds) or format_span(seconds)
 
 
 def timeline_over(first: datetime, last: datetime) -> Timeline:

@@ -2,9 +2,10 @@
 
 from datetime import datetime
 
-from worker.reports.comparing import ComparisonRow, Side, Verdict, comparison_table
+from worker.reports.comparing import ComparisonRow, Side
+from worker.reports.html.comparison import comparison_section
 from worker.reports.html.jobs import jobs_section
-from worker.reports.html.page import Page, Section, Tile
+from worker.reports.html.page import Page, Tile
 from worker.reports.html.sections import section_of
 from worker.reports.kinds import (
     COST,
@@ -61,14 +62,7 @@ def job_page(job: SlowJob, made_at: datetime) -> Page:
 
 def comparison_page(rows: tuple[ComparisonRow, ...], a: Side, b: Side, made_at: datetime) -> Page:
     """Return two runs side by side."""
-    differing = [row for row in rows if row.verdict in (Verdict.MUCH_BETTER, Verdict.MUCH_WORSE)]
-    section = Section(
-        id="compare",
-        title="Figures",
-        lead=f"{len(differing)} of {len(rows)} figures differ by more than 25%, with ten jobs or more on either side.",
-        empty="",
-        tables=(comparison_table(rows, a, b),),
-    )
+    section = comparison_section(rows, a, b)
     return Page("Pagemill: two runs", (f"A: {a.name}", f"B: {b.name}"), made_at, (), (section,))
 
 
