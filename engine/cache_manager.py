@@ -83,8 +83,7 @@ class KVCacheManager:
         self.pool.forget_all()
 
     def settle(self, request: Request) -> None:
-        """Bring a request's accounts up to now; it goes on holding its blocks."""
-        self._account(request)
+        """Bring a request's share of block time up to the last `advance`; it goes on holding its blocks."""
         self.block_ledger.settle(request, request.block_ids)
 
     def advance(self, now_ns: int) -> None:

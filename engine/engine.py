@@ -167,7 +167,9 @@ class Engine:
         return finished
 
     def settle(self) -> None:
-        """Bring every unfinished request's figures up to now, for whoever reads them while it is not finished."""
+        """Charge the time until now as overhead, and bring what unfinished requests cost up to it, for whoever reads
+        that while they are not finished."""
+        self.ledger.charge_overhead()
         for request in self.scheduler.unfinished.values():
             self.scheduler.cache.settle(request)
 

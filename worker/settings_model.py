@@ -15,6 +15,7 @@ REDIS_SCHEMES = ("redis", "rediss", "unix")
 DATABASE_SCHEMES = ("sqlite", "postgresql", "postgres", "sqlite+pysqlite", "postgresql+psycopg")
 QUEUE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 QUEUE_RULE = "up to 128 letters, digits, '.', '_' and '-'"
+CURRENCY_PATTERN = re.compile(r"\S{1,16}")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?) *(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):)?(?P<port>\d{1,5})", re.ASCII)
 LOCALHOST = "127.0.0.1"
@@ -96,6 +97,12 @@ def _is_power_of_two(value: int) -> int:
     if value & (value - 1):
         raise ValueError("must be a power of two")
     return value
+
+
+def _is_currency(text: str) -> str:
+    if not CURRENCY_PATTERN.fullmatch(text) or not text.isprintable():
+        raise ValueError("is up to 16 printable characters without blanks, for example USD")
+    return text
 
 
 def _absolute(path: Path) -> Path:
@@ -263,6 +270,16 @@ class Settings(BaseModel):
         le=3600.0,
         allow_inf_nan=False,
         description="time after which an engine that neither steps nor answers is unhealthy",
+    )
+    price_per_engine_hour: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1_000_000.0,
+        allow_inf_nan=False,
+        description="what an hour of this worker costs; its jobs' costs follow from it",
+    )
+    price_currency: Annotated[str, AfterValidator(_is_currency)] = Field(
+        default="USD", description="the currency of that price, as reports are to print it"
     )
     health_address: Annotated[str, AfterValidator(_is_address)] | None = Field(
         default=None,

@@ -32,6 +32,7 @@ from worker.sql.fleet import WorkerCounters, WorkerRecord
 from worker.sql.store import JobStore
 from worker.sql.tables import utc_now
 from worker.sql.unfinished import UnfinishedJobs
+from worker.sql.worker_hours import AccountEntry, WorkerHour
 
 END_TOKEN = 1
 CONFIG = EngineConfig(num_blocks=65_536, max_model_len=1024, block_size=16, max_num_seqs=1024, token_budget=8192)
@@ -224,13 +225,15 @@ class NoStore(JobStore):
         begun = {claim.job_id: BegunAttempt(1, 0) for claim in claims}
         return BegunAttempts(begun, {}, frozenset())
 
-    def finish_attempts(self, outcomes: Sequence[Outcome]) -> frozenset[str]:
+    def finish_attempts(self, outcomes: Sequence[Outcome], account: AccountEntry | None = None) -> frozenset[str]:
         return frozenset()
 
     def register_worker(self, record: WorkerRecord) -> None:
         pass
 
-    def heartbeat_worker(self, name: str, counters: WorkerCounters, engine_age: timedelta) -> None:
+    def heartbeat_worker(
+        self, name: str, counters: WorkerCounters, engine_age: timedelta, hours: tuple[WorkerHour, ...] = ()
+    ) -> None:
         pass
 
     def stop_worker(self, name: str) -> None:

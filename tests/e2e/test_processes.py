@@ -68,6 +68,7 @@ def test_jobs_of_a_killed_worker_are_done_once_by_the_next(machine: Machine) -> 
         lost += len(states) > 1
     assert lost >= len(running)
 
+    check_ledger(machine)
     summary = machine.read_json("report", "--batch", "nightly")
     assert summary["jobs_by_state"]["done"] == 24
     assert machine.read_json("report", "latency")
@@ -76,6 +77,18 @@ def test_jobs_of_a_killed_worker_are_done_once_by_the_next(machine: Machine) -> 
     shown = machine.read_json("show", running[0])
     assert shown["attempts"][0]["state"] == "lost"
     assert shown["result"]["text"]
+
+
+def check_ledger(machine: Machine) -> None:
+    """The time of the worker that ended in order is its attempts' and its own, within 1 %; of the one that was killed,
+    what its lost attempts had used is unattributed."""
+    ended, killed = machine.read_json("ledger")
+    assert ended["started_at"] > killed["started_at"]
+    own = ended["idle_seconds"] + ended["loading_seconds"] + ended["overhead_seconds"]
+    assert abs(ended["attempt_engine_seconds"] + own - ended["wall_seconds"]) < 0.01 * ended["wall_seconds"]
+    assert abs(ended["unattributed_engine_seconds"]) < 1e-6
+    assert killed["unattributed_engine_seconds"] > 0
+    assert killed["attempt_engine_seconds"] > 0
 
 
 def test_worker_is_watched_cancelled_and_stopped(embedded_machine: Machine) -> None:

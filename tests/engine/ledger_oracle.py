@@ -39,7 +39,6 @@ class LedgerOracle:
         """Raise AssertionError unless the ledger adds up, and comes to the same to the nanosecond or so."""
         engine = self.harness.engine
         engine.settle()
-        engine.ledger.charge_overhead()
         account = engine.ledger.account
         charged = account.request_ns + account.idle_ns + account.loading_ns + account.overhead_ns
         assert account.elapsed_ns == charged == nanoseconds(self.harness.clock.now) - account.began_ns

@@ -45,6 +45,7 @@ COMMANDS = {
     "outbox": LazyCommand("worker.cli.outbox", "outbox", "Jobs that apps submit within their own transactions."),
     "cron": LazyCommand("worker.cli.cron", "cron", "Submit prompts by themselves: schedules and what became of them."),
     "report": LazyCommand("worker.cli.report", "report", "Report on jobs: figures, costs, charts, comparisons."),
+    "ledger": LazyCommand("worker.cli.ledger", "ledger", "Show where the workers' time went, and what it cost."),
     "plan": LazyCommand("worker.cli.plan", "plan", "Compute what fits in a device's memory."),
     "db": LazyCommand("worker.cli.db", "db", "Create, upgrade and check the database's tables."),
     "doctor": LazyCommand("worker.cli.doctor", "doctor", "Check the installation, the settings and the services."),

@@ -5,11 +5,12 @@ from typing import Any
 
 import click
 
+from worker.cli.attempts import print_attempts
 from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json, print_text
 from worker.cli.queues import opened_queue, queue_name
 from worker.cli.stores import opened_store
-from worker.cli.tables import print_fields, print_table
+from worker.cli.tables import print_fields
 from worker.errors import PagemillError
 from worker.queue.redis_jobs import RedisJob, find_redis_job
 from worker.settings import load_settings
@@ -24,7 +25,8 @@ from worker.sql.retention import PURGED_PAYLOAD
 @service_options
 @json_option
 def show(job_id: str, output_only: bool, as_json: bool, **flags: Any) -> None:
-    """Show a job: its state, prompt, output, latency and memory figures, and attempts.
+    """Show a job: its state, prompt, output, latency and memory figures, and its attempts with what each cost and where
+    its time went.
 
     A job that was not recorded, and that no worker has claimed yet, is looked up in Redis.
 
@@ -100,12 +102,7 @@ def _print_detail(job: JobDetail) -> None:
         prompt_tokens = {"prompt_tokens": job.result.prompt_tokens} if job.result else {}
         figures = {name: getattr(job.stats, name) for name in job.stats.__slots__}
         print_fields("Figures", prompt_tokens | figures)
-    if job.attempts:
-        print_table(
-            "Attempts",
-            ("worker", "state", "started", "ended", "error"),
-            [(a.worker_name, a.state, a.started_at, a.ended_at, a.error_message) for a in job.attempts],
-        )
+    print_attempts(job.attempts)
 
 
 def _print_prompt(payload: str | None) -> None:

@@ -36,6 +36,7 @@ WORKER_COLUMNS = (
     "jobs done",
     "failed",
     "output tokens",
+    "busy",
     "last heard of",
     "engine answered",
 )
@@ -68,8 +69,14 @@ class WorkerStatus:
     jobs_done: int
     jobs_failed: int
     completion_tokens: int
+    busy_share: float | None  # of the worker's time so far
     last_heartbeat_at: datetime
     engine_answered_at: datetime | None
+
+    def cells(self) -> tuple[object, ...]:
+        """Return what the table shows."""
+        busy = None if self.busy_share is None else f"{self.busy_share:.0%}"
+        return tuple(busy if name == "busy_share" else getattr(self, name) for name in self.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Snapshot:
     def tables(self) -> Iterator[tuple[str, tuple[str, ...], list[tuple[object, ...]]]]:
         """Yield title, columns and rows of each table."""
         yield "Queues", QUEUE_COLUMNS, [tuple(getattr(row, name) for name in row.__slots__) for row in self.queues]
-        yield "Workers", WORKER_COLUMNS, [tuple(getattr(row, name) for name in row.__slots__) for row in self.workers]
+        yield "Workers", WORKER_COLUMNS, [row.cells() for row in self.workers]
         if self.batch is not None:
             rows: list[tuple[object, ...]] = [(state, self.batch.states.get(state, 0)) for state in JobState]
             rows.append(("size", self.batch.size))
@@ -180,6 +187,7 @@ def _worker_status(worker: WorkerDetail, now: datetime, settings: Settings) -> W
         jobs_done=worker.counters.jobs_done,
         jobs_failed=worker.counters.jobs_failed,
         completion_tokens=worker.counters.completion_tokens,
+        busy_share=worker.busy_share,
         last_heartbeat_at=worker.last_heartbeat_at,
         engine_answered_at=worker.engine_answered_at,
     )

@@ -93,7 +93,6 @@ class EngineLoop:
             self._run()
         finally:
             self.engine.settle()
-            self.engine.ledger.charge_overhead()
 
     def _run(self) -> None:
         while True:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import redis
 
+from engine.block_ledger import NS
 from engine.engine import Engine
 from engine.stopping import Detokenize
 from worker.backoff import Backoff
@@ -35,6 +36,7 @@ from worker.queue.job_queue import JobQueue
 from worker.queue.suspects import Suspects
 from worker.records import Lease
 from worker.rq_worker import PagemillWorker
+from worker.running.account import WorkerAccount
 from worker.running.appetite import Appetite
 from worker.running.beats import Leases
 from worker.running.claiming import Claimer
@@ -54,6 +56,7 @@ from worker.running.upkeep import Upkeep
 from worker.settings_model import Settings
 from worker.sql.fleet import WorkerRecord
 from worker.sql.store import JobStore
+from worker.sql.tables import utc_now
 
 MAINTENANCE_SECONDS = 60
 SHORTEST_TTL_SECONDS = 60  # of the worker's entry in RQ's lists, without a beat; RQ adds 60 more
@@ -88,8 +91,10 @@ class Flow:
         model: ServedModel,
         record: WorkerRecord,
         journal: Journal | None = None,
+        began: float | None = None,
     ) -> None:
-        """`record.name` names the worker everywhere; `journal` is the one that the model's runner writes as well.
+        """`record.name` names the worker everywhere; `journal` is the one that the model's runner writes as well; the
+        worker's account is from `began` on, in seconds on the monotonic clock; None is from the engine's making on.
         Raises ServiceUnavailable when Redis does not answer."""
         self._settings = settings
         self._store = store
@@ -115,7 +120,10 @@ class Flow:
         tally, steps = JobTally(), StepLog()
         depths = QueueDepths(connection, record.name, settings.queues, settings.beat_seconds)
         self._live = Live(job_queue, self._held, model.decode, self._cancel, self.worker.stop_function)
-        self._persister = Persister(store, job_queue, self._held, outcomes, self._live.end_streams, failpoints, tally)
+        account = _make_account(record.name, model.engine, began)
+        self._persister = Persister(
+            store, job_queue, self._held, outcomes, self._live.end_streams, failpoints, tally, account
+        )
         self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints, steps)
         self._intake = Intake(
             model.encode,
@@ -141,6 +149,7 @@ class Flow:
             self._persister,
             failpoints,
             depths,
+            account,
         )
         self._metrics = WorkerMetrics(
             record,
@@ -307,6 +316,11 @@ class Flow:
     def _lose(self, job: HeldJob) -> None:
         job.lost = True
         self._loop.send(Abort(job.claim.execution_id))
+
+
+def _make_account(worker_name: str, engine: Engine, began: float | None) -> WorkerAccount:
+    began = engine.ledger.account.began_ns / NS if began is None else began
+    return WorkerAccount(worker_name, lambda: engine.ledger.account, engine.config.num_blocks, began, utc_now)
 
 
 def _make_worker(settings: Settings, connection: redis.Redis, name: str) -> PagemillWorker:

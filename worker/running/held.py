@@ -21,6 +21,7 @@ class HeldJob:
     prompt: list[int] = field(default_factory=list)  # token ids, once tokenized
     grammar: Grammar | None = None  # compiled by then
     tokenize_ms: float = 0.0
+    tokenized_at: float | None = None  # seconds on the monotonic clock
     request: Request | None = None  # once the engine has it
     cancel_requested: bool = False  # it is to end as cancelled
     expired: bool = False  # its deadline has passed: it is to end as failed
@@ -123,6 +124,10 @@ class HeldJobs:
         """Return the held jobs without an outcome, oldest claim first."""
         with self._changed:
             return tuple(job for execution_id, job in self._jobs.items() if execution_id not in self._ended)
+
+    def get(self, execution_id: str) -> HeldJob | None:
+        """Return the held job of an execution."""
+        return self._jobs.get(execution_id)
 
     def find(self, job_id: str) -> HeldJob | None:
         """Return a held job, under its latest lease."""

@@ -14,7 +14,8 @@ from worker.records import Outcome
 from worker.running.crash_journal import Journal
 from worker.running.engine_loop import Add
 from worker.running.held import HeldJob
-from worker.running.outcomes import MS, OutcomeBuilder
+from worker.running.outcomes import OutcomeBuilder
+from worker.running.usage import MS
 
 CompileGrammar = Callable[[PromptJob], Grammar | None]  # raises InvalidJob for one that cannot be followed
 Encode = Callable[[PromptJob], list[int]]  # raises InvalidJob for a job that cannot be put into tokens
@@ -77,6 +78,7 @@ class Intake:
             self._emit(self._outcomes.broken(job, error))
         else:
             job.tokenize_ms = (time.perf_counter() - started) * MS
+            job.tokenized_at = time.monotonic()
             self._send(Add(job))
 
     def _check_model(self, asked: str | None) -> None:

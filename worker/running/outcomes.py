@@ -16,9 +16,9 @@ from worker.queue.job_queue import Acknowledgement
 from worker.records import AttemptState, JobStats, Outcome, Retry
 from worker.running.held import HeldJob
 from worker.running.token_logprobs import described
+from worker.running.usage import MS, usage_of
 from worker.sql.lookups import JobResult
 
-MS = 1000.0  # milliseconds in a second
 INTERNAL_ERROR = "internal_error"
 RESULT_REFUSED = "result_refused"
 DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -144,6 +144,7 @@ class OutcomeBuilder:
             stats=stats,
             retry=retry,
             logprobs=logprobs,
+            usage=usage_of(job),
         )
 
     def _wall_time(self, job: HeldJob) -> datetime:

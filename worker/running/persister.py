@@ -3,18 +3,22 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from worker.errors import ServiceUnavailable, TryLater
 from worker.log_fields import about
 from worker.metrics.job_tally import JobTally
 from worker.queue.job_queue import Delay, JobQueue
 from worker.records import AttemptState, Outcome
+from worker.running.account import WorkerAccount
 from worker.running.failpoints import Failpoints, Point
 from worker.running.held import HeldJob, HeldJobs
 from worker.running.isolation import isolating
 from worker.running.outcomes import OutcomeBuilder, acknowledgement, broken_off
+from worker.running.usage import since_claim_ms
 from worker.sql.fleet import WorkerCounters
 from worker.sql.store import JobStore
 
@@ -40,6 +44,7 @@ class Persister:
         before_acknowledging: Callable[[Sequence[Outcome]], None],
         failpoints: Failpoints,
         tally: JobTally,
+        account: WorkerAccount,
     ) -> None:
         """`before_acknowledging` sees outcomes that SQL has and nobody else knows of yet; it must not raise."""
         self._store = store
@@ -49,6 +54,7 @@ class Persister:
         self._before_acknowledging = before_acknowledging
         self._failpoints = failpoints
         self._tally = tally
+        self._account = account
         self._ends: queue.SimpleQueue[HeldJob | Outcome | None] = queue.SimpleQueue()
         self._uncommitted: list[Outcome] = []
         self._unacknowledged: list[Outcome] = []  # SQL has them
@@ -126,11 +132,13 @@ class Persister:
 
     def _commit(self) -> None:
         """Commit outcomes, and failures in the place of those that SQL refuses."""
-        outcomes = tuple(self._uncommitted)
-        if not outcomes:
+        if not self._uncommitted:
             return
+        now = time.monotonic()
+        outcomes = tuple(self._committed_at(outcome, now) for outcome in self._uncommitted)
         self._failpoints.reach(Point.BEFORE_COMMIT)
-        fenced, faults = isolating(self._store.finish_attempts, outcomes)
+        account = self._account.entry()  # with all that these outcomes were charged
+        fenced, faults = isolating(lambda some: self._store.finish_attempts(some, account), outcomes)
         for fault in faults:
             claim = fault.item.claim
             logger.error("the result of job %s is refused", claim.job_id, exc_info=fault.error, extra=about(claim))
@@ -142,6 +150,12 @@ class Persister:
         self._uncommitted.clear()
         settled = [instead.get(outcome.claim.execution_id, outcome) for outcome in outcomes]
         self._sort_out(settled, frozenset().union(*fenced))
+
+    def _committed_at(self, outcome: Outcome, now: float) -> Outcome:
+        job = self._held.get(outcome.claim.execution_id)
+        if job is None:  # handed back already, while this was waiting for SQL
+            return outcome
+        return replace(outcome, usage=replace(outcome.usage, committed_ms=since_claim_ms(job, now)))
 
     def _sort_out(self, outcomes: Sequence[Outcome], fenced: frozenset[str]) -> None:
         """Note what the queue must hear of outcomes that SQL has, and let the others go."""

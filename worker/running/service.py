@@ -29,6 +29,7 @@ from worker.running.crash_journal import Journal, JournaledRunner, journaling
 from worker.running.failing_runner import FailingRunner
 from worker.running.failpoints import Point, parse_faults
 from worker.running.flow import Flow, ServedModel
+from worker.running.process_start import process_start
 from worker.running.tokenizing import Tokenizer
 from worker.settings_model import Settings
 from worker.sql import schema
@@ -58,7 +59,7 @@ def run_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
             naming_worker(name),
             journaling(settings.data_dir, name, describe_url(settings.queue_url() or "")) as journal,
         ):
-            flow = _build_flow(name, settings, connection, JobStore(database), journal)
+            flow = _build_flow(name, settings, connection, JobStore(database), journal, process_start())
             flow.worker.take_signals()
             with panel(flow.progress):
                 flow.run(burst=burst)
@@ -68,7 +69,12 @@ def run_worker(settings: Settings, *, burst: bool, panel: Panel) -> None:
 
 
 def _build_flow(
-    worker_name: str, settings: Settings, connection: redis.Redis, store: JobStore, journal: Journal
+    worker_name: str,
+    settings: Settings,
+    connection: redis.Redis,
+    store: JobStore,
+    journal: Journal,
+    began: float,
 ) -> Flow:
     loaded = _load(settings)
     config = _engine_config(settings, loaded)
@@ -99,8 +105,10 @@ def _build_flow(
         torch_version=torch.__version__,
         transformers_version=transformers.__version__,
         started_at=utc_now(),
+        price_per_engine_hour=settings.price_per_engine_hour,
+        price_currency=None if settings.price_per_engine_hour is None else settings.price_currency,
     )
-    return Flow(settings, connection, store, model, record, journal)
+    return Flow(settings, connection, store, model, record, journal, began)
 
 
 def _runner(settings: Settings, runner: ModelRunner, tokenizer: Tokenizer, journal: Journal) -> Runner:

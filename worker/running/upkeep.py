@@ -22,6 +22,7 @@ from worker.queue.job_queue import JobQueue
 from worker.queue.suspects import Suspects
 from worker.reconciling import RealRepairs, Reconciler
 from worker.rq_worker import PagemillWorker
+from worker.running.account import WorkerAccount
 from worker.running.beats import Beat, Leases
 from worker.running.engine_loop import EngineLoop
 from worker.running.failpoints import Failpoints
@@ -55,6 +56,7 @@ class Upkeep:
         persister: Persister,
         failpoints: Failpoints,
         depths: QueueDepths,
+        account: WorkerAccount,
     ) -> None:
         self._store = store
         self._worker = worker
@@ -63,6 +65,7 @@ class Upkeep:
         self._suspects = suspects
         self._persister = persister
         self._depths = depths
+        self._account = account
         self._chore = ReconcileChore(
             Reconciler(store, connection, RealRepairs(store, connection, settings.result_ttl_seconds), rest),
             connection,
@@ -134,9 +137,10 @@ class Upkeep:
             beat.stop()
 
     def leave(self) -> None:
-        """Hand the schedules over, and say in SQL that the worker stopped, with its last counters. A database that is
-        down is logged."""
+        """Hand the schedules over, and say in SQL that the worker stopped, with its last counters and the rest of its
+        account. A database that is down is logged."""
         self._scheduler.close(SCHEDULER_PATIENCE_SECONDS)
+        self._account.close()
         try:
             self._beat_in_sql()
             self._store.stop_worker(self._worker.name)
@@ -159,4 +163,6 @@ class Upkeep:
 
     def _beat_in_sql(self) -> None:
         engine_age = timedelta(seconds=self._health.probe())
-        self._store.heartbeat_worker(self._worker.name, self._persister.counters, engine_age)
+        entry = self._account.entry()
+        self._store.heartbeat_worker(self._worker.name, self._persister.counters, engine_age, entry.hours)
+        self._account.forget(entry)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, collate, func, insert, select, update
 
-from worker.records import TERMINAL_STATES, AttemptState, JobState, Outcome
+from worker.records import TERMINAL_STATES, AttemptState, AttemptUsage, JobState, Outcome
 from worker.sql.lookups import chunked
 from worker.sql.tables import AttemptRow, JobRow, JobStatsRow, ResultRow
 
@@ -24,6 +24,9 @@ JOB_STATE_AFTER = {
     AttemptState.REQUEUED: JobState.QUEUED,
     AttemptState.LOST: JobState.QUEUED,
 }
+
+USAGE_PARAMETERS = {name: f"new_{name}" for name in AttemptUsage.__dataclass_fields__}
+USAGE: dict[str, Any] = {name: bindparam(parameter) for name, parameter in USAGE_PARAMETERS.items()}
 
 AttemptKey = tuple[str, int]  # job id, epoch
 
@@ -40,7 +43,7 @@ def finish(connection: Connection, outcomes: Sequence[Outcome]) -> frozenset[str
 
     A fenced outcome (its job has a later epoch, has ended otherwise, or never began this attempt) changes only its own
     attempt's row. An outcome that was written before changes nothing and is not fenced. REQUEUED, LOST and any outcome
-    with a retry put the job back to queued, without result and figures.
+    with a retry put the job back to queued, without result and figures. Each attempt's row gets what it cost.
 
     Raises ValueError for an outcome that is still RUNNING.
     """
@@ -53,6 +56,7 @@ def finish(connection: Connection, outcomes: Sequence[Outcome]) -> frozenset[str
     known = _find_attempts(connection, by_key.keys())
     counted: dict[int, Outcome] = {}
     late: dict[int, Outcome] = {}
+    ended: dict[int, Outcome] = {}  # their ends are written, perhaps by somebody who does not know what they cost
     recorded: set[str] = set()
     fenced: set[str] = set()
     for (job_id, epoch), outcome in by_key.items():
@@ -64,12 +68,14 @@ def finish(connection: Connection, outcomes: Sequence[Outcome]) -> frozenset[str
             recorded.add(job_id)
         elif attempt.state is outcome.state and attempt.error_code != FENCED:
             recorded.add(job_id)
+            ended[attempt.id] = outcome
         else:
             fenced.add(job_id)
-            if attempt.state in (AttemptState.RUNNING, AttemptState.LOST) and attempt.error_code != FENCED:
-                late[attempt.id] = outcome
+            is_open = attempt.state in (AttemptState.RUNNING, AttemptState.LOST) and attempt.error_code != FENCED
+            (late if is_open else ended)[attempt.id] = outcome
     _write_ends(connection, counted)
     _write_late(connection, late)
+    _write_missing_usage(connection, ended)
     return frozenset(fenced - recorded)  # a worker may hold a job twice, under an old lease and a new one
 
 
@@ -112,7 +118,7 @@ def _write_ends(connection: Connection, outcomes: Mapping[int, Outcome]) -> None
         update(JobRow).where(fence).values(ending | retry), [_job_ending(outcome) for outcome in outcomes.values()]
     )
     connection.execute(
-        update(AttemptRow).where(AttemptRow.id == bindparam("of_attempt")).values(ending),
+        update(AttemptRow).where(AttemptRow.id == bindparam("of_attempt")).values(ending | USAGE),
         [{"of_attempt": attempt_id, **_attempt_ending(outcome)} for attempt_id, outcome in outcomes.items()],
     )
     ended = {
@@ -149,10 +155,25 @@ def _write_late(connection: Connection, outcomes: Mapping[int, Outcome]) -> None
             "of_attempt": attempt_id,
             "new_ended_at": outcome.ended_at,
             "new_error_message": f"ended {outcome.state.value} after the job had gone on without it",
+            **_usage_columns(outcome, has_result=False),
         }
         for attempt_id, outcome in outcomes.items()
     ]
-    connection.execute(update(AttemptRow).where(AttemptRow.id == bindparam("of_attempt")).values(late), rows)
+    connection.execute(update(AttemptRow).where(AttemptRow.id == bindparam("of_attempt")).values(late | USAGE), rows)
+
+
+def _write_missing_usage(connection: Connection, outcomes: Mapping[int, Outcome]) -> None:
+    """Write what attempts cost that others ended; `outcomes` maps attempt ids to them. What is known stays."""
+    if not outcomes:
+        return
+    is_missing = and_(AttemptRow.id == bindparam("of_attempt"), AttemptRow.engine_seconds.is_(None))
+    connection.execute(
+        update(AttemptRow).where(is_missing).values(USAGE),
+        [
+            {"of_attempt": attempt_id, **_usage_columns(outcome, has_result=False)}
+            for attempt_id, outcome in outcomes.items()
+        ],
+    )
 
 
 def _attempt_ending(outcome: Outcome) -> dict[str, Any]:
@@ -161,7 +182,17 @@ def _attempt_ending(outcome: Outcome) -> dict[str, Any]:
         "new_ended_at": outcome.ended_at,
         "new_error_code": outcome.error_code,
         "new_error_message": outcome.error_message,
+        **_usage_columns(outcome, has_result=outcome.text is not None),
     }
+
+
+def _usage_columns(outcome: Outcome, *, has_result: bool) -> dict[str, Any]:
+    """Return what an attempt cost; one that leaves no result has wasted all of it."""
+    usage = outcome.usage
+    columns = {parameter: getattr(usage, name) for name, parameter in USAGE_PARAMETERS.items()}
+    if not has_result:
+        columns[USAGE_PARAMETERS["wasted_engine_seconds"]] = usage.engine_seconds
+    return columns
 
 
 def _job_state_after(outcome: Outcome) -> JobState:

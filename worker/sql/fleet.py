@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, select, update
+from sqlalchemy import Connection, RowMapping, func, select, update
 
 from worker.sql.database import upserting
-from worker.sql.tables import WorkerRow
+from worker.sql.tables import WorkerHourRow, WorkerRow
+from worker.sql.worker_hours import AccountEntry, WorkerHour, delete_hours, write_hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class WorkerRecord:
     torch_version: str
     transformers_version: str
     started_at: datetime
+    price_per_engine_hour: float | None = None  # None where nobody said what an hour costs
+    price_currency: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +53,31 @@ class WorkerDetail:
     last_heartbeat_at: datetime
     engine_answered_at: datetime | None  # None before its first heartbeat
     stopped_at: datetime | None
+    busy_share: float | None = None  # of its time so far, that requests had; None before its first heartbeat
 
 
 def add_worker(connection: Connection, record: WorkerRecord) -> None:
-    """Write the worker's row; one of the same name is started anew, its counters at zero."""
+    """Write the worker's row; one of the same name is started anew, its counters and its account at zero."""
     row = {**asdict(record), **asdict(WorkerCounters()), "last_heartbeat_at": record.started_at}
     row |= {"engine_answered_at": None, "stopped_at": None}
     statement = upserting(connection, WorkerRow).values(row)
     connection.execute(statement.on_conflict_do_update(index_elements=[WorkerRow.name], set_=row))
+    delete_hours(connection, record.name)
 
 
 def beat_worker(
-    connection: Connection, name: str, counters: WorkerCounters, engine_age: timedelta, now: datetime
+    connection: Connection,
+    name: str,
+    counters: WorkerCounters,
+    engine_age: timedelta,
+    hours: tuple[WorkerHour, ...],
+    now: datetime,
 ) -> None:
-    """Write that the worker was alive at `now`, and its engine `engine_age` before, with its counters. An unknown name
-    changes nothing."""
+    """Write that the worker was alive at `now`, and its engine `engine_age` before, with its counters and its account.
+    An unknown name changes nothing."""
     row = {**asdict(counters), "last_heartbeat_at": now, "engine_answered_at": now - engine_age}
     connection.execute(update(WorkerRow).where(WorkerRow.name == name).values(row))
+    write_hours(connection, AccountEntry(name, hours))
 
 
 def end_worker(connection: Connection, name: str, now: datetime) -> None:
@@ -77,17 +88,24 @@ def end_worker(connection: Connection, name: str, now: datetime) -> None:
 
 def find_workers(connection: Connection) -> tuple[WorkerDetail, ...]:
     """Return every worker, the latest to start first."""
-    statement = select(WorkerRow.__table__).order_by(WorkerRow.started_at.desc(), WorkerRow.name)
-    return tuple(_worker_detail(row) for row in connection.execute(statement).mappings())
+    busy_share = func.sum(WorkerHourRow.engine_seconds) / func.sum(WorkerHourRow.wall_seconds)
+    shares = select(WorkerHourRow.worker_name, busy_share.label("busy_share")).group_by(WorkerHourRow.worker_name)
+    by_name = shares.subquery()
+    statement = (
+        select(WorkerRow.__table__, by_name.c.busy_share)
+        .outerjoin(by_name, by_name.c.worker_name == WorkerRow.name)
+        .order_by(WorkerRow.started_at.desc(), WorkerRow.name)
+    )
+    return tuple(_worker_detail(row, row["busy_share"]) for row in connection.execute(statement).mappings())
 
 
 def find_records(connection: Connection, names: Iterable[str]) -> tuple[WorkerRecord, ...]:
     """Return what these workers said of themselves, in the order of their names; unknown ones are left out."""
     statement = select(WorkerRow.__table__).where(WorkerRow.name.in_(list(names))).order_by(WorkerRow.name)
-    return tuple(_worker_detail(row).record for row in connection.execute(statement).mappings())
+    return tuple(_worker_detail(row, None).record for row in connection.execute(statement).mappings())
 
 
-def _worker_detail(row: RowMapping) -> WorkerDetail:
+def _worker_detail(row: RowMapping, busy_share: float | None) -> WorkerDetail:
     def fields(kind: type[WorkerRecord] | type[WorkerCounters]) -> dict[str, Any]:
         return {name: row[name] for name in kind.__dataclass_fields__}
 
@@ -97,4 +115,5 @@ def _worker_detail(row: RowMapping) -> WorkerDetail:
         last_heartbeat_at=row["last_heartbeat_at"],
         engine_answered_at=row["engine_answered_at"],
         stopped_at=row["stopped_at"],
+        busy_share=busy_share,
     )

@@ -8,9 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, func, select
 
-from worker.records import AttemptState, JobState, JobStats
-from worker.sql.tables import AttemptRow, BatchRow, JobRow, JobStatsRow, ResultRow
+from worker.records import AttemptState, AttemptUsage, JobState, JobStats
+from worker.sql.tables import AttemptRow, BatchRow, JobRow, JobStatsRow, ResultRow, WorkerRow
 
+SECONDS_PER_HOUR = 3600
 IDS_PER_STATEMENT = 500  # well below what either database takes as parameters of one statement
 
 
@@ -25,6 +26,9 @@ class AttemptDetail:
     ended_at: datetime | None
     error_code: str | None
     error_message: str | None
+    usage: AttemptUsage | None  # None while it runs, and for good where its worker died
+    cost: float | None  # of its engine seconds; None where its worker has no price, and where they are not known
+    currency: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +104,45 @@ def find_job(connection: Connection, job_id: str) -> JobDetail | None:
     job = connection.execute(select(JobRow.__table__).where(JobRow.id == job_id)).mappings().one_or_none()
     if job is None:
         return None
-    attempts = select(*_columns(AttemptRow, AttemptDetail)).where(AttemptRow.job_id == job_id)
-    attempts = attempts.order_by(AttemptRow.epoch)
     stats = select(*_columns(JobStatsRow, JobStats)).where(JobStatsRow.job_id == job_id)
     figures = connection.execute(stats).mappings().one_or_none()
     return JobDetail(
         **job,
-        attempts=tuple(AttemptDetail(**row) for row in connection.execute(attempts).mappings()),
+        attempts=_find_attempts(connection, job_id),
         result=find_results(connection, [job_id]).get(job_id),
         stats=None if figures is None else JobStats(**figures),
     )
+
+
+def _find_attempts(connection: Connection, job_id: str) -> tuple[AttemptDetail, ...]:
+    """Return the attempts at a job, with the prices of the workers that made them."""
+    own = ("epoch", "worker_name", "state", "started_at", "ended_at", "error_code", "error_message")
+    statement = (
+        select(
+            *(getattr(AttemptRow, name) for name in own),
+            *_columns(AttemptRow, AttemptUsage),
+            WorkerRow.price_per_engine_hour,
+            WorkerRow.price_currency,
+        )
+        .outerjoin_from(AttemptRow, WorkerRow, WorkerRow.name == AttemptRow.worker_name)
+        .where(AttemptRow.job_id == job_id)
+        .order_by(AttemptRow.epoch)
+    )
+    return tuple(
+        AttemptDetail(**{name: row[name] for name in own}, **_usage_and_cost(row))
+        for row in connection.execute(statement).mappings()
+    )
+
+
+def _usage_and_cost(row: RowMapping) -> dict[str, Any]:
+    if row["engine_seconds"] is None:
+        return {"usage": None, "cost": None, "currency": None}
+    price = row["price_per_engine_hour"]
+    return {
+        "usage": AttemptUsage(**{name: row[name] for name in AttemptUsage.__dataclass_fields__}),
+        "cost": None if price is None else row["engine_seconds"] / SECONDS_PER_HOUR * price,
+        "currency": row["price_currency"],
+    }
 
 
 def find_states(connection: Connection, job_ids: Iterable[str]) -> dict[str, JobState]:

@@ -6,8 +6,20 @@ from datetime import datetime, timedelta
 from sqlalchemy import Engine
 
 from worker.records import Claim, DeadRecord, JobState, Outcome
-from worker.sql import attempt_ends, attempts, dead_letters, fleet, job_changes, lookups, outbox, unfinished
+from worker.sql import (
+    attempt_ends,
+    attempts,
+    balance,
+    dead_letters,
+    fleet,
+    job_changes,
+    lookups,
+    outbox,
+    unfinished,
+    worker_hours,
+)
 from worker.sql.attempts import BegunAttempts
+from worker.sql.balance import WorkerBalance
 from worker.sql.database import reading, writing
 from worker.sql.dead_letters import DeadFilter, DeadJob
 from worker.sql.fleet import WorkerCounters, WorkerDetail, WorkerRecord
@@ -16,6 +28,7 @@ from worker.sql.lookups import BatchProgress, JobDetail, JobResult, StateCount
 from worker.sql.outbox import OutboxPage, OutboxStatus
 from worker.sql.tables import utc_now
 from worker.sql.unfinished import UnfinishedJob, UnfinishedJobs
+from worker.sql.worker_hours import AccountEntry, WorkerHour
 
 
 class JobStore:
@@ -42,13 +55,17 @@ class JobStore:
         with writing(self._engine) as connection:
             return attempts.begin(connection, claims, worker_name)
 
-    def finish_attempts(self, outcomes: Sequence[Outcome]) -> frozenset[str]:
-        """Write the attempts' ends; return the ids of jobs that were fenced. See `attempt_ends.finish`.
+    def finish_attempts(self, outcomes: Sequence[Outcome], account: AccountEntry | None = None) -> frozenset[str]:
+        """Write the attempts' ends, with the account of their worker so far; return the ids of jobs that were fenced.
+        See `attempt_ends.finish`.
 
         Call it only after `begin_attempts` returned for the same claims: an attempt that never began is fenced.
         """
         with writing(self._engine) as connection:
-            return attempt_ends.finish(connection, outcomes)
+            fenced = attempt_ends.finish(connection, outcomes)
+            if account is not None:
+                worker_hours.write_hours(connection, account)
+            return fenced
 
     # Jobs outside an attempt.
 
@@ -142,10 +159,12 @@ class JobStore:
         with writing(self._engine) as connection:
             fleet.add_worker(connection, record)
 
-    def heartbeat_worker(self, name: str, counters: WorkerCounters, engine_age: timedelta) -> None:
-        """Write that the worker is alive, how long ago its engine was, and its counters."""
+    def heartbeat_worker(
+        self, name: str, counters: WorkerCounters, engine_age: timedelta, hours: tuple[WorkerHour, ...] = ()
+    ) -> None:
+        """Write that the worker is alive, how long ago its engine was, its counters, and its account of these hours."""
         with writing(self._engine) as connection:
-            fleet.beat_worker(connection, name, counters, engine_age, self._clock())
+            fleet.beat_worker(connection, name, counters, engine_age, hours, self._clock())
 
     def stop_worker(self, name: str) -> None:
         """Write that the worker stopped; the first such time stays."""
@@ -156,6 +175,16 @@ class JobStore:
         """Return every worker, the latest to start first."""
         with reading(self._engine) as connection:
             return fleet.find_workers(connection)
+
+    def worker_hours(self, name: str) -> tuple[WorkerHour, ...]:
+        """Return a worker's account of its time, in the order of its hours."""
+        with reading(self._engine) as connection:
+            return worker_hours.find_hours(connection, name)
+
+    def balances(self, since: datetime | None = None) -> tuple[WorkerBalance, ...]:
+        """Return each worker's account beside what its attempts were charged. See `balance.find_balances`."""
+        with reading(self._engine) as connection:
+            return balance.find_balances(connection, since)
 
     def worker_records(self, names: Iterable[str]) -> tuple[WorkerRecord, ...]:
         """Return what these workers said of themselves, in the order of their names; unknown ones are left out."""
