@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Engine
 
+from worker.errors import ServiceUnavailable
 from worker.settings_model import Settings
 from worker.sql.retention import Purger, PurgeScope
 from worker.sql.rollups.rolling import Roller
@@ -32,7 +33,15 @@ class TidyChore:
         self._texts_purged_until: datetime | None = None  # jobs keep their place in time: none is looked at twice
 
     def run(self) -> None:
-        """Do what is due. Raises ServiceUnavailable."""
+        """Do what is due. Raises ServiceUnavailable; anything else that goes wrong is logged."""
+        try:
+            self._tidy()
+        except ServiceUnavailable:
+            raise
+        except Exception:  # nothing that is wrong with old rows may end the worker
+            logger.exception("tidying the database failed")
+
+    def _tidy(self) -> None:
         self._roller.run(stopped=self._stopped)
         if self._job_days is not None:
             purged = self._purger.run(_older_than(self._job_days), stopped=self._stopped)

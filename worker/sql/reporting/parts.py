@@ -32,7 +32,7 @@ class Parts:
 
 def divide(connection: Connection, chosen: ReportFilter, by: Grouping) -> Parts:
     """Return as much as possible from roll-ups by the hour."""
-    span = _usable_span(connection, chosen, by, SECONDS_PER_HOUR)
+    span = _usable_span(connection, chosen, by)
     if span is None:
         return only_rows(chosen)
     first, last = span
@@ -43,7 +43,7 @@ def divide(connection: Connection, chosen: ReportFilter, by: Grouping) -> Parts:
 
 def divide_histograms(connection: Connection, chosen: ReportFilter, by: Grouping) -> Parts:
     """Return as much as possible from histograms, which are by the day but for the last days."""
-    span = _usable_span(connection, chosen, by, SECONDS_PER_HOUR)
+    span = _usable_span(connection, chosen, by)
     if span is None:
         return only_rows(chosen)
     first, last = span
@@ -103,12 +103,10 @@ def span_conditions(span: Span) -> Conditions:
     return conditions
 
 
-def _usable_span(
-    connection: Connection, chosen: ReportFilter, by: Grouping, step: int
-) -> tuple[datetime, datetime] | None:
+def _usable_span(connection: Connection, chosen: ReportFilter, by: Grouping) -> tuple[datetime, datetime] | None:
     """Return the time that is rolled up, None where roll-ups do not have what is asked for."""
     period = finest_period(by)
-    if chosen.batch is not None or Dimension.BATCH in by or (period is not None and period % step):
+    if chosen.batch is not None or Dimension.BATCH in by or (period is not None and period % SECONDS_PER_HOUR):
         return None
     return rolled_span(connection)
 
