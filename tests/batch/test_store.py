@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 
 from tests.sql.builders import after, claim_of, outcome_of, worker_of
 from worker.batch.exporting import error_lines, output_lines
+from worker.batch.objects import batch_object
 from worker.batch.records import BatchFile, BatchState, LineFault, job_id_of
 from worker.batch.results import BatchResults
 from worker.batch.store import BatchStore
@@ -118,6 +119,7 @@ def test_one_key_is_one_batch(batches: BatchStore) -> None:
     assert batches.by_run_key("k") == first
     batches.forget_run(BATCH)
     assert batches.create(batch_of("batch_2", run_key="k")).batch_id == "batch_2"
+    assert batches.create(batch_of("batch_2", tenant="other")).tenant == "acme"
 
 
 def test_batches_are_listed_latest_first_and_by_tenant(batches: BatchStore) -> None:
@@ -138,6 +140,8 @@ def test_faults_are_written_once_and_read_in_order(batches: BatchStore) -> None:
     batches.add_faults(BATCH, [replace(faults[0], message="again")])
     batches.add_faults(BATCH, [])
     assert list(batches.all_faults(BATCH)) == sorted(faults, key=lambda fault: fault.line)
+    batches.clear_faults(BATCH)
+    assert list(batches.all_faults(BATCH)) == []
 
 
 def test_jobs_are_read_in_the_order_of_their_lines(batches: BatchStore) -> None:
@@ -155,3 +159,31 @@ def test_jobs_are_read_in_the_order_of_their_lines(batches: BatchStore) -> None:
     batch = batch_of(endpoint=Endpoint.CHAT)
     assert len(list(output_lines(batches, batch))) == len(done)
     assert len(list(error_lines(batches, batch))) == len(lines) - len(done)
+
+
+def test_a_batch_as_openais_clients_see_it(batches: BatchStore) -> None:
+    begin(batches, [1, 2], batch_of(labels={"run": "a"}, window_seconds=86_400, expires_at=after(86_400)), num_faults=1)
+    end(batches, 1)
+    status = batches.status(BATCH)
+    assert status is not None
+    shown = batch_object(status, output_file_id="file-1")
+    assert {name: shown[name] for name in ("object", "status", "endpoint", "completion_window", "input_file_id")} == {
+        "object": "batch",
+        "status": "in_progress",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+        "input_file_id": "in.jsonl",
+    }
+    assert shown["request_counts"] == {"total": 3, "completed": 1, "failed": 1}
+    assert (shown["expires_at"] - shown["created_at"], shown["in_progress_at"]) == (86_400, int(NOW.timestamp()))
+    assert (shown["errors"], shown["metadata"], shown["output_file_id"]) == (None, {"run": "a"}, "file-1")
+
+
+def test_a_failed_batch_shows_the_lines_at_fault(batches: BatchStore) -> None:
+    batches.create(batch_of())
+    batches.fail(BATCH, "nothing can be served")
+    status = batches.status(BATCH)
+    assert status is not None
+    shown = batch_object(status, faults=[LineFault(7, "c", "is odd", "invalid_value", "n")])
+    assert shown["errors"]["data"] == [{"code": "invalid_value", "message": "is odd", "param": "n", "line": 7}]
+    assert batch_object(status)["errors"]["data"][0]["message"] == "nothing can be served"

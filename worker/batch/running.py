@@ -8,8 +8,8 @@ the output has is not written twice.
 import hashlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import IO, Protocol
 
@@ -45,7 +45,10 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to become of a file. `window` is what its completion may take, None for as long as it takes."""
+    """What is to become of a file. `window` is what its completion may take, None for as long as it takes.
+
+    `batch_id` is that of a batch that its maker knows by name, and comes back to with it.
+    """
 
     input_name: str
     output_name: str | None
@@ -54,7 +57,8 @@ class Plan:
     rules: RequestRules
     window: timedelta | None
     strict: bool = False  # one line at fault, and nothing is run
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    batch_id: str | None = None
 
     def key(self, digest: str) -> str:
         """Return what the batch is found by again; `digest` is that of the file."""
@@ -66,7 +70,7 @@ class Plan:
         """Return a batch that nobody knows yet."""
         now = utc_now()
         return BatchFile(
-            batch_id=new_batch_id(),
+            batch_id=self.batch_id or new_batch_id(),
             run_key=run_key,
             tenant=self.tenant,
             queue=self.queue,
@@ -74,7 +78,7 @@ class Plan:
             input_name=self.input_name,
             output_name=self.output_name,
             window_seconds=None if self.window is None else round(self.window.total_seconds()),
-            labels=dict(self.labels),
+            labels=self.labels,
             created_at=now,
             expires_at=None if self.window is None else now + self.window,
         )
@@ -91,11 +95,14 @@ class BatchFailed(PagemillError):
 def check_batch(
     store: BatchStore, file: IO[bytes], batch: BatchFile, plan: Plan, tick: Callable[[int], None]
 ) -> CheckedFile:
-    """Read all lines of a batch's file, and write down which are at fault.
+    """Read all lines of a batch's file, and write down which are at fault, in place of what an earlier try found.
 
     Raises BatchFailed where there is nothing to run, or some fault and the plan is strict.
     """
-    reader = RequestReader(rules_of(batch, plan.rules))
+    store.clear_faults(batch.batch_id)
+    # Whichever models are served by now: what became a job of a line before stays one.
+    rules = plan.rules if batch.num_requests is None else replace(plan.rules, served=None)
+    reader = RequestReader(rules_of(batch, rules))
     checked = check_file(file, reader, lambda faults: store.add_faults(batch.batch_id, faults), tick)
     store.validated(batch.batch_id, checked.endpoint, checked.num_requests, checked.num_faults)
     failure = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, and_, case, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Engine, RowMapping, and_, case, delete, func, select, tuple_, update
 
 from worker.batch.records import BatchFile, BatchStatus, LineFault, RequestCounts
 from worker.openai_api.fields import Endpoint
@@ -44,15 +44,22 @@ class BatchStore:
     # A batch's life.
 
     def create(self, batch: BatchFile) -> BatchFile:
-        """Write a new batch; where one has its `run_key` already, return that instead."""
+        """Write a new batch; where one has its id or its `run_key` already, return that instead."""
+        known = BatchFileRow.batch_id == batch.batch_id
+        if batch.run_key is not None:
+            known |= BatchFileRow.run_key == batch.run_key
+        row = {"id": batch.batch_id, "size": None, "created_at": batch.created_at}
         with writing(self.engine) as connection:
-            if batch.run_key is not None:
-                found = _find(connection, BatchFileRow.run_key == batch.run_key)
-                if found is not None:
-                    return found
-            connection.execute(insert(BatchRow).values(id=batch.batch_id, size=None, created_at=batch.created_at))
-            connection.execute(insert(BatchFileRow).values(_row(batch)))
-        return batch
+            connection.execute(upserting(connection, BatchRow).on_conflict_do_nothing(), [row])
+            connection.execute(upserting(connection, BatchFileRow).on_conflict_do_nothing(), [_row(batch)])
+            found = _find(connection, known)
+        assert found is not None, "it is there, whoever wrote it"
+        return found
+
+    def find(self, batch_id: str) -> BatchFile | None:
+        """Return the batch as it was written last; see `status` for where its jobs are. None for an unknown one."""
+        with reading(self.engine) as connection:
+            return _find(connection, BatchFileRow.batch_id == batch_id)
 
     def by_run_key(self, run_key: str) -> BatchFile | None:
         """Return the batch of an interrupted or completed command, or None."""
@@ -73,6 +80,11 @@ class BatchStore:
         ]
         with writing(self.engine) as connection:
             connection.execute(upserting(connection, BatchFaultRow).on_conflict_do_nothing(), rows)
+
+    def clear_faults(self, batch_id: str) -> None:
+        """Forget the lines at fault: all lines are read anew."""
+        with writing(self.engine) as connection:
+            connection.execute(delete(BatchFaultRow).where(BatchFaultRow.batch_id == batch_id))
 
     def validated(self, batch_id: str, endpoint: Endpoint | None, num_requests: int, num_faults: int) -> None:
         """Write what came of reading all lines."""
@@ -112,8 +124,7 @@ class BatchStore:
 
     def status(self, batch_id: str) -> BatchStatus | None:
         """Return the batch with its counts, moved on to where its jobs are; None for an unknown one."""
-        with reading(self.engine) as connection:
-            batch = _find(connection, BatchFileRow.batch_id == batch_id)
+        batch = self.find(batch_id)
         return None if batch is None else self._current(batch)
 
     def latest(self, limit: int, *, tenant: str | None = None, after: str | None = None) -> list[BatchStatus]:

@@ -57,7 +57,7 @@ class Submitter:
 
         Raises PagemillError when the file is not any more what was checked, or the batch was cancelled meanwhile.
         """
-        reader = RequestReader(replace(rules, endpoint=checked.endpoint))
+        reader = RequestReader(replace(rules, endpoint=checked.endpoint, served=None))
         size = {"batch_size": len(checked.good)}
         good = (line for line in reader.read(file) if line.line in checked.good)
         while chunk := list(islice(good, CHUNK_JOBS)):

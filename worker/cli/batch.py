@@ -5,18 +5,17 @@ import time
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
 from worker.batch.changes import cancel as cancel_batch
 from worker.batch.changes import known_batch
+from worker.batch.detached import submit_file
 from worker.batch.exporting import error_lines, output_lines
-from worker.batch.lines import digest_of
 from worker.batch.records import DEFAULT_WINDOW, ENDED_STATES, BatchState, BatchStatus
-from worker.batch.running import Plan, check_batch
-from worker.batch.store import BatchStore
-from worker.batch.submitting import Submitter, rules_of
+from worker.batch.running import Plan
+from worker.batch.submitting import Submitter
 from worker.cli.batch_context import (
     Screen,
     Watch,
@@ -97,7 +96,7 @@ def submit(
             rules = rules_for(settings, store.engine, max_tokens, model)
             plan = Plan(requests, None, tenant, settings.queues[0], rules, window or DEFAULT_WINDOW, strict)
             submitter = Submitter(connection, recorder, store, screen.notice, settings.result_ttl_seconds)
-            status = _submit(store, submitter, file, plan, screen)
+            status = submit_file(store, submitter, file, plan, checked=screen.checked, submitted=screen.submitted)
             complaint = Watch(settings, store.engine, connection, plan.queue).complaint()
     finally:
         screen.clear()
@@ -109,24 +108,6 @@ def submit(
         message(f"{status.batch.num_faults:,} of {status.batch.num_requests:,} lines are at fault and are not run")
     if complaint is not None:
         message(complaint)
-
-
-def _submit(store: BatchStore, submitter: Submitter, file: IO[bytes], plan: Plan, screen: Screen) -> BatchStatus:
-    key = plan.key(digest_of(file))
-    found = store.by_run_key(key)
-    if found is not None and (found.in_progress_at is not None or found.end is not None):
-        store.forget_run(found.batch_id)  # it got as far as it could before it was interrupted
-        found = None if found.end is not None else found
-    batch = found or store.create(plan.new_batch(key))
-    if batch.in_progress_at is None:
-        checked = check_batch(store, file, batch, plan, screen.checked)
-        num_accepted = 0
-        for lines in submitter.submit(file, batch, rules_of(batch, plan.rules), checked):
-            num_accepted += len(lines)
-            screen.submitted(num_accepted, len(checked.good))
-        store.submitted(batch.batch_id)
-        store.forget_run(batch.batch_id)
-    return known_batch(store, batch.batch_id)
 
 
 @batch.command()
