@@ -355,6 +355,7 @@ def test_dry_run_tells_and_does_nothing(
         (["bad.jsonl", "-o", "out.jsonl"], 2, "none of its 1 lines can be served; line 1: the line is not JSON"),
         (["in.jsonl", "-o", "notes.txt"], 2, "line 1 is no result of this batch"),
         (["in.jsonl", "-o", "out.jsonl", "--window", "soon"], 2, "'soon' is not a span of time"),
+        (["in.jsonl", "-o", "out.jsonl", "--tenant", "a b"], 2, "'a b' is not a tenant's name"),
         (["in.jsonl", "-o", "out.jsonl", "--fresh", "--retry-failed"], 2, "give one of --fresh and --retry-failed"),
         (["in.jsonl", "-o", "out.jsonl", "--redis-url", "redis://:pw@127.0.0.1:1"], 69, "cannot reach"),
     ],

@@ -17,11 +17,12 @@ from sqlalchemy import Engine
 from worker.batch.lines import RequestRules
 from worker.batch.records import BatchFile, BatchStatus
 from worker.batch.store import BatchStore
-from worker.cli.options import QueueName, Span
+from worker.cli.options import QueueName, Span, TenantName
 from worker.cli.output import message
 from worker.cli.progress import StatusLine, TimedProgress
 from worker.cli.workers import WorkerState, worker_state
 from worker.errors import PagemillError, ServiceUnavailable
+from worker.jobs import DEFAULT_TENANT
 from worker.model_shape import short_name
 from worker.queue.policy import QueuePolicy
 from worker.queue.registered import draining
@@ -40,7 +41,9 @@ def request_options(command: Callable[P, R]) -> Callable[P, R]:
     """Add the flags that say what becomes of the requests of a file."""
     options = (
         click.option("--queue", type=QueueName(), help="Default: the first of the setting queues."),
-        click.option("--tenant", default="default", show_default=True, help="Whose requests these are."),
+        click.option(
+            "--tenant", type=TenantName(), default=DEFAULT_TENANT, show_default=True, help="Whose requests these are."
+        ),
         click.option("--model", help="Have this model answer all of them, whatever model they name."),
         click.option(
             "--max-tokens",

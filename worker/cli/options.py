@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
+from worker.jobs import IDENTIFIER
 from worker.settings_model import QUEUE_PATTERN, QUEUE_RULE, parse_size
 
 P = ParamSpec("P")
@@ -71,6 +72,18 @@ class QueueName(click.ParamType[str]):
         """Return the name, or fail with what it may consist of."""
         if not QUEUE_PATTERN.fullmatch(value):
             self.fail(f"{value!r} is not a queue's name: {QUEUE_RULE}", param, ctx)
+        return str(value)
+
+
+class TenantName(click.ParamType[str]):
+    """The name of a tenant."""
+
+    name = "tenant"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name, or fail with what it may consist of."""
+        if not re.fullmatch(IDENTIFIER, value):
+            self.fail(f"{value!r} is not a tenant's name: up to 128 letters, digits, '.', '_', ':' and '-'", param, ctx)
         return str(value)
 
 

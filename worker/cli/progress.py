@@ -3,6 +3,7 @@
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 
 import click
 
@@ -50,16 +51,17 @@ class Progress:
 class TimedProgress:
     """A bar with the rate of late and the time left; where standard error is no terminal, a line every few seconds."""
 
-    def __init__(self, noun: str) -> None:
+    def __init__(self, noun: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`noun` is what is counted, in the plural."""
         self._noun = noun
+        self._clock = clock
         self._line = StatusLine()
         self._samples: deque[tuple[float, int]] = deque()  # when, how many were done
-        self._plain_at = time.monotonic() + PLAIN_SECONDS
+        self._plain_at = clock() + PLAIN_SECONDS
 
     def draw(self, done: int, failed: int, total: int) -> None:
         """Show how many of `total` are done with, and how many of these failed."""
-        now = time.monotonic()
+        now = self._clock()
         self._samples.append((now, done))
         while self._samples[0][0] < now - PACE_SECONDS:
             self._samples.popleft()
