@@ -31,7 +31,7 @@ def test_it_is_submitted_once_however_often_it_is_asked_for(database: str, queue
     engine = open_database(database)
     store = BatchStore(engine)
     rules = RequestRules(served=frozenset({"m"}))
-    plan = Plan("file-1", None, "acme", "bulk", rules, None, labels={"slot": "1"}, batch_id="nightly.2026-03-01")
+    plan = Plan("file-1", None, "acme", "bulk", rules, None, labels=(("slot", "1"),), batch_id="nightly.2026-03-01")
     with opened_recorder(database) as recorder:
         submitter = Submitter(queue_connection, recorder, store, pytest.fail, 60)
         for _ in range(2):

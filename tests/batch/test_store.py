@@ -1,50 +1,26 @@
 """Batches made of files in SQL: how they move, and how their jobs are read, on both databases."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine
 
-from tests.sql.builders import after, claim_of, outcome_of, worker_of
+from tests.batch.batches import BATCH, batch_of, begin, end
+from tests.sql.builders import after
 from worker.batch.exporting import error_lines, output_lines
-from worker.batch.objects import batch_object
-from worker.batch.records import BatchFile, BatchState, LineFault, job_id_of
+from worker.batch.records import BatchState, LineFault
 from worker.batch.results import BatchResults
 from worker.batch.store import BatchStore
 from worker.openai_api.fields import Endpoint
 from worker.records import AttemptState, JobState
-from worker.sql.store import JobStore
 
 NOW = datetime(2026, 3, 1, 13, tzinfo=UTC)
-BATCH = "batch_0123456789abcdef01234567"
 
 
 @pytest.fixture
 def batches(database: Engine) -> BatchStore:
     return BatchStore(database, clock=lambda: NOW)
-
-
-def batch_of(batch_id: str = BATCH, **fields: object) -> BatchFile:
-    plain = BatchFile(batch_id=batch_id, tenant="acme", queue="bulk", input_name="in.jsonl", created_at=after(0))
-    return replace(plain, **fields)  # type: ignore[arg-type]
-
-
-def begin(batches: BatchStore, lines: Sequence[int], batch: BatchFile | None = None, num_faults: int = 0) -> None:
-    """Make a batch whose jobs run."""
-    made = batches.create(batch or batch_of())
-    batches.validated(made.batch_id, Endpoint.CHAT, len(lines) + num_faults, num_faults)
-    claims = [claim_of(job_id_of(made.batch_id, line), batch_id=made.batch_id, custom_id=f"c{line}") for line in lines]
-    jobs = JobStore(batches.engine)
-    jobs.register_worker(worker_of("w"))
-    jobs.begin_attempts(claims, "w")
-    batches.submitted(made.batch_id)
-
-
-def end(batches: BatchStore, line: int, state: AttemptState = AttemptState.DONE, **changes: object) -> None:
-    claim = claim_of(job_id_of(BATCH, line), batch_id=BATCH)
-    JobStore(batches.engine).finish_attempts([outcome_of(claim, state, at_s=20.0 + line, **changes)])
 
 
 def state_of(batches: BatchStore) -> BatchState:
@@ -159,31 +135,3 @@ def test_jobs_are_read_in_the_order_of_their_lines(batches: BatchStore) -> None:
     batch = batch_of(endpoint=Endpoint.CHAT)
     assert len(list(output_lines(batches, batch))) == len(done)
     assert len(list(error_lines(batches, batch))) == len(lines) - len(done)
-
-
-def test_a_batch_as_openais_clients_see_it(batches: BatchStore) -> None:
-    begin(batches, [1, 2], batch_of(labels={"run": "a"}, window_seconds=86_400, expires_at=after(86_400)), num_faults=1)
-    end(batches, 1)
-    status = batches.status(BATCH)
-    assert status is not None
-    shown = batch_object(status, output_file_id="file-1")
-    assert {name: shown[name] for name in ("object", "status", "endpoint", "completion_window", "input_file_id")} == {
-        "object": "batch",
-        "status": "in_progress",
-        "endpoint": "/v1/chat/completions",
-        "completion_window": "24h",
-        "input_file_id": "in.jsonl",
-    }
-    assert shown["request_counts"] == {"total": 3, "completed": 1, "failed": 1}
-    assert (shown["expires_at"] - shown["created_at"], shown["in_progress_at"]) == (86_400, int(NOW.timestamp()))
-    assert (shown["errors"], shown["metadata"], shown["output_file_id"]) == (None, {"run": "a"}, "file-1")
-
-
-def test_a_failed_batch_shows_the_lines_at_fault(batches: BatchStore) -> None:
-    batches.create(batch_of())
-    batches.fail(BATCH, "nothing can be served")
-    status = batches.status(BATCH)
-    assert status is not None
-    shown = batch_object(status, faults=[LineFault(7, "c", "is odd", "invalid_value", "n")])
-    assert shown["errors"]["data"] == [{"code": "invalid_value", "message": "is odd", "param": "n", "line": 7}]
-    assert batch_object(status)["errors"]["data"][0]["message"] == "nothing can be served"

@@ -308,6 +308,29 @@ def test_a_cancelled_batch_keeps_what_is_done(run: Run, canned_worker: CannedWor
     assert json.loads(run("batch", "cancel", batch_id, "--json").stdout) == cancelled
 
 
+def test_a_run_that_was_cancelled_before_it_was_submitted_begins_anew_when_asked(
+    run: Run, canned_worker: CannedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    write_requests(tmp_path, request("a"))
+    command = ("batch", "run", "in.jsonl", "-o", "out.jsonl")
+    with monkeypatch.context() as patched:
+        patched.setattr(submitting, "enqueue", interrupted)
+        assert run(*command).exit_code == 130
+    (begun,) = json.loads(run("batch", "list", "--json").stdout)
+    assert json.loads(run("batch", "cancel", begun["batch"], "--json").stdout)["state"] == "cancelled"
+    refused = run(*command)
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        f"error: batch {begun['batch']} was cancelled before it was submitted; --fresh begins anew\n",
+    )
+    with answering(canned_worker):
+        assert run(*command, "--fresh").exit_code == 0
+    assert by_custom_id(tmp_path / "out.jsonl").keys() == {"a"}
+
+
 def test_a_strict_run_stops_at_a_fault(run: Run, empty_queue: redis.Redis, tmp_path: Path, store: JobStore) -> None:
     write_requests(tmp_path, request("a"), "nonsense")
     result = run("batch", "run", "in.jsonl", "-o", "out.jsonl", "--strict")

@@ -108,7 +108,7 @@ class Follower:
         ended = self._results.ended_lines(self._batch_id, self._first_open, last) if self.num_open else []
         fresh = [line for line in ended if line in self._open]
         if not fresh:
-            self._reach *= 2
+            self._reach = min(2 * self._reach, WINDOW_LINES + self._last_known)
             return False
         self._reach = WINDOW_LINES
         self._write(endpoint, fresh)

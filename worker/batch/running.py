@@ -8,8 +8,8 @@ the output has is not written twice.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import IO, Protocol
 
@@ -57,7 +57,7 @@ class Plan:
     rules: RequestRules
     window: timedelta | None
     strict: bool = False  # one line at fault, and nothing is run
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[tuple[str, str], ...] = ()
     batch_id: str | None = None
 
     def key(self, digest: str) -> str:
@@ -78,7 +78,7 @@ class Plan:
             input_name=self.input_name,
             output_name=self.output_name,
             window_seconds=None if self.window is None else round(self.window.total_seconds()),
-            labels=self.labels,
+            labels=dict(self.labels),
             created_at=now,
             expires_at=None if self.window is None else now + self.window,
         )

@@ -112,7 +112,10 @@ class BatchStore:
             return connection.scalar(statement) is not None
 
     def written(self, batch_id: str) -> BatchStatus:
-        """End the batch, all of whose output is in its file."""
+        """End the batch, all of whose output is in its file. One that has ended stays as it is."""
+        batch = self.find(batch_id)
+        if batch is not None and batch.end is not None:
+            return self._current(batch)
         return self._settled(batch_id, output_is_written=True)
 
     def reopen(self, batch_id: str) -> None:

@@ -176,6 +176,8 @@ def _run(opened: ExitStack, session: _Session, paths: _Paths, plan: Plan, earlie
         found = None
     elif earlier is _Earlier.RETRY and found is not None:
         found = _retry(session, found)
+    if found is not None and found.end is not None and found.in_progress_at is None:
+        raise PagemillError(f"batch {found.batch_id} was cancelled before it was submitted; --fresh begins anew")
     batch = found or plan.new_batch(key)
     follower = Follower(store, batch, output, ErrorsFile(paths.errors, batch.batch_id, opened))
     if found is None:
