@@ -250,7 +250,7 @@ def _dry_run(settings: Settings, requests: str, max_tokens: int | None, model: s
 def _opened_engine(settings: Settings) -> Iterator[Engine | None]:
     """Give the database, for what it knows of workers and of jobs of late; None where it has no tables yet."""
     with opened_batches(settings) as store:
-        yield store.engine if schema.current(settings.sql_url()) == schema.head() else None
+        yield None if schema.current(settings.sql_url()) is None else store.engine
 
 
 def _dry_document(checked: CheckedFile, estimate: Estimate, faults: list[LineFault]) -> dict[str, object]:
