@@ -16,6 +16,7 @@ ERROR_CLASSES: Mapping[str, ErrorClass] = {
     "lease_lost": ErrorClass.INFRASTRUCTURE,
     "fenced": ErrorClass.INFRASTRUCTURE,
     "queue_lost": ErrorClass.INFRASTRUCTURE,
+    "inputs_pending": ErrorClass.INFRASTRUCTURE,
     "internal_error": ErrorClass.TRANSIENT,
     "numerical_error": ErrorClass.TRANSIENT,
     "duplicate_request": ErrorClass.TRANSIENT,
@@ -29,6 +30,7 @@ ERROR_CLASSES: Mapping[str, ErrorClass] = {
     "out_of_memory": ErrorClass.PERMANENT,  # with the device to itself
     "deadline_exceeded": ErrorClass.PERMANENT,
     "model_not_served": ErrorClass.PERMANENT,
+    "input_failed": ErrorClass.PERMANENT,
     "result_refused": ErrorClass.PERMANENT,  # SQL takes anything else, so it would refuse the same output again
     "poison": ErrorClass.PERMANENT,  # it ends worker processes
     "corrupt_record": ErrorClass.PERMANENT,

@@ -32,6 +32,7 @@ MAX_BATCH_SIZE = 1_000_000_000
 MAX_METADATA_ENTRIES = 16
 MAX_SEED = 2**63 - 1
 MAX_RETRIES = 20
+MAX_INPUTS = 64
 
 _PLAIN_NAME = re.compile(r"[\w\[\]-]{1,64}", re.ASCII)
 
@@ -65,6 +66,8 @@ class PromptJob(BaseModel):
     `max_retries` None leaves it to RQ's Retry, if the job was enqueued with one, and to the worker's default.
     A job that has not ended by its `deadline` fails then, its output so far kept.
     `max_tokens` None is as much as fits: what the prompt leaves of the worker's context.
+    `inputs` are the ids of other jobs of its tenant, which it waits for: the output of each takes the place of the text
+    `{output:ID}` in the prompt or the messages.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -103,6 +106,7 @@ class PromptJob(BaseModel):
     grammar: GrammarText | None = None  # llguidance's kind of Lark
     max_retries: int | None = Field(default=None, ge=0, le=MAX_RETRIES)
     deadline: AwareDatetime | None = None  # UTC
+    inputs: tuple[Identifier, ...] = Field(default=(), max_length=MAX_INPUTS, fail_fast=True)
 
     @field_validator("prompt", "system", "model", "custom_id", "regex", "grammar")
     @classmethod
@@ -171,6 +175,19 @@ class PromptJob(BaseModel):
             other = "ignore_eos" if self.ignore_eos else "min_tokens"
             raise ValueError(f"{other} cannot be kept with {given[0]}, which decides where an output ends")
         return self
+
+    @model_validator(mode="after")
+    def _inputs_are_used(self) -> Self:
+        texts = (self.prompt or "", *(message.content for message in self.messages or ()))
+        for job_id in self.inputs:
+            if not any(output_marker(job_id) in text for text in texts):
+                raise ValueError(f"inputs names the job {job_id}, but no text says {output_marker(job_id)}")
+        return self
+
+
+def output_marker(job_id: str) -> str:
+    """Return the text that a job's output takes the place of, in a job that has it among its inputs."""
+    return f"{{output:{job_id}}}"
 
 
 def seed_of(job: PromptJob, job_id: str) -> int:

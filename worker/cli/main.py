@@ -46,6 +46,7 @@ COMMANDS = {
     "cron": LazyCommand("worker.cli.cron", "cron", "Submit prompts by themselves: schedules and what became of them."),
     "report": LazyCommand("worker.cli.report", "report", "Report on jobs: figures, costs, charts, comparisons."),
     "ledger": LazyCommand("worker.cli.ledger", "ledger", "Show where the workers' time went, and what it cost."),
+    "rag": LazyCommand("worker.cli.rag", "rag", "Index documents; search, ask and summarise them in bulk."),
     "plan": LazyCommand("worker.cli.plan", "plan", "Compute what fits in a device's memory."),
     "db": LazyCommand("worker.cli.db", "db", "Create, upgrade and check the database's tables."),
     "doctor": LazyCommand("worker.cli.doctor", "doctor", "Check the installation, the settings and the services."),

@@ -28,6 +28,7 @@ from worker.log_fields import about
 from worker.queue.access import CANCELLING_KEY, FAILURE_TTL_SECONDS, PAUSED_KEY, QueueAccess
 from worker.queue.claim_replies import Claimed, ReadRecord, read_reply
 from worker.queue.connection import redis_errors
+from worker.queue.dependents import forget_released
 from worker.queue.queue_records import read_record
 from worker.queue.scripts import script_commands
 from worker.records import AttemptState, Claim, DeadRecord, FunctionClaim, Lease, Retry
@@ -245,6 +246,7 @@ class JobQueue(QueueAccess):
             with redis_errors():
                 job = Job.fetch(claim.job_id, connection=self.connection, serializer=JSONSerializer)
                 queue = Queue(claim.queue, connection=self.connection, serializer=JSONSerializer)
+                forget_released(self.connection, job)
                 queue.enqueue_dependents(job)
                 release_slot(job)
         except PagemillError:

@@ -196,4 +196,5 @@ def _arguments(record: QueueRecord) -> tuple[Argument, ...]:
         "" if record.epoch is None else record.epoch,
         "" if record.retries is None else record.retries,
         "" if record.due_at is None else record.due_at.timestamp(),
+        " ".join(record.payload.get("inputs", ())),
     )

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 from worker.errors import ServiceUnavailable, TryLater
 from worker.functions.rq_functions import FunctionWorker
+from worker.inputs import InputEnd
 from worker.log_fields import about
 from worker.metrics.job_tally import JobTally
 from worker.queue.claim_replies import Claimed
@@ -157,6 +158,7 @@ class Claimer:
         begun = {job_id: attempt for part in parts for job_id, attempt in part.begun.items()}
         terminal = {job_id: state for part in parts for job_id, state in part.terminal.items()}
         self._acknowledge_ended([claim for claim in claims if claim.job_id in terminal], terminal)
+        inputs = self._inputs_of([claim for claim in claims if claim.job_id in begun])
         for job_id in frozenset().union(*(part.stale for part in parts)):
             logger.info("job %s was claimed again before its attempt began", job_id, extra={"job_id": job_id})
         for claim in claims:
@@ -165,12 +167,18 @@ class Claimer:
                 self._held.remove([claim.execution_id])
             elif job is not None:
                 job.attempt_count, job.retry_count = attempt.attempt_count, attempt.retry_count
+                job.inputs = {job_id: inputs[job_id] for job_id in claim.job.inputs if job_id in inputs}
                 self._take(job)
         return tuple(_dead_record(fault) for fault in faults)
 
     def _begin_attempts(self, claims: Sequence[Claim]) -> BegunAttempts:
         self._failpoints.reach(Point.BEFORE_BEGIN)
         return self._store.begin_attempts(claims, self._queue.worker_name)
+
+    def _inputs_of(self, claims: Sequence[Claim]) -> Mapping[str, InputEnd]:
+        """Return how the jobs have ended, or stand, whose outputs are in the prompts of these."""
+        wanted = {job_id for claim in claims for job_id in claim.job.inputs}
+        return self._store.input_ends(wanted) if wanted else {}
 
     def _acknowledge_ended(self, claims: Sequence[Claim], states: Mapping[str, JobState]) -> None:
         """Only acknowledge jobs that SQL has as ended: their worker died between its commit and its acknowledgement."""

@@ -1,11 +1,12 @@
 """The jobs a worker holds: claimed, not yet acknowledged. Shared by the worker's threads."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from engine.grammar import Grammar
 from engine.request import Request
+from worker.inputs import InputEnd
 from worker.records import Claim
 
 
@@ -18,6 +19,7 @@ class HeldJob:
     claimed_at: float  # seconds on the monotonic clock
     attempt_count: int = 1  # this attempt included; as SQL has it, once that knows the attempt
     retry_count: int = 0  # retries that earlier attempts have spent; likewise
+    inputs: Mapping[str, InputEnd] = field(default_factory=dict)  # as SQL has them; see `worker.inputs`
     prompt: list[int] = field(default_factory=list)  # token ids, once tokenized
     grammar: Grammar | None = None  # compiled by then
     tokenize_ms: float = 0.0

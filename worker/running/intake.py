@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from engine.grammar import Grammar
 from worker.errors import InvalidJob
+from worker.inputs import filled
 from worker.jobs import PromptJob
 from worker.log_fields import about, at_hand
 from worker.records import Outcome
@@ -69,7 +70,7 @@ class Intake:
         try:
             self._check_model(job.claim.job.model)
             with self._journal.aside(job.claim.execution_id), at_hand(about(job.claim)):
-                job.prompt = self._encode(job.claim.job)
+                job.prompt = self._encode(filled(job.claim.job, job.inputs))
                 job.grammar = self._compile_grammar(job.claim.job)
         except InvalidJob as error:
             self._emit(self._outcomes.rejected(job, error))

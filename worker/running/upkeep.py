@@ -6,6 +6,7 @@ reconcile   compares SQL with Redis now and then
 outbox      queues what apps have submitted within their own transactions
 schedules   fires them, where it leads the schedulers
 tidy        rolls up the hours that are over, and purges what is old
+summaries   takes over what jobs have put out that summarise documents
 """
 
 import logging
@@ -20,6 +21,7 @@ from worker.metrics.queue_depths import QueueDepths
 from worker.outbox.relaying import Relay
 from worker.queue.job_queue import JobQueue
 from worker.queue.suspects import Suspects
+from worker.rag.collecting import collect_summaries
 from worker.reconciling import RealRepairs, Reconciler
 from worker.rq_worker import PagemillWorker
 from worker.running.account import WorkerAccount
@@ -59,6 +61,7 @@ class Upkeep:
         account: WorkerAccount,
     ) -> None:
         self._store = store
+        self._connection = connection
         self._worker = worker
         self._queue = job_queue
         self._leases = leases
@@ -86,6 +89,7 @@ class Upkeep:
             "tidy": Beat(self._tidy.run, settings.tidy_seconds, "tidy the database"),
             "reconcile": Beat(self._chore.run, settings.sweep_seconds, "reconcile the queue with SQL"),
             "outbox": Beat(self._empty_outbox, settings.outbox_seconds, "empty the outbox"),
+            "summaries": Beat(self._collect_summaries, settings.sweep_seconds, "take over summaries"),
         }
         self._scheduler = Scheduler(
             worker.name,
@@ -138,9 +142,13 @@ class Upkeep:
 
     def leave(self) -> None:
         """Hand the schedules over, and say in SQL that the worker stopped, with its last counters and the rest of its
-        account. A database that is down is logged."""
+        account; take over the last summaries. A service that is down is logged."""
         self._scheduler.close(SCHEDULER_PATIENCE_SECONDS)
         self._account.close()
+        try:
+            self._collect_summaries()  # a burst may be over before the first beat
+        except (ServiceUnavailable, TryLater) as error:
+            logger.warning("summaries are left to be taken over: %s", error)
         try:
             self._beat_in_sql()
             self._store.stop_worker(self._worker.name)
@@ -160,6 +168,9 @@ class Upkeep:
         self._worker.renew_functions(self._queue, self._suspects)
         self._worker.beat()
         self._depths.refresh()
+
+    def _collect_summaries(self) -> None:
+        collect_summaries(self._store, self._connection)
 
     def _beat_in_sql(self) -> None:
         engine_age = timedelta(seconds=self._health.probe())

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, func, select
 
+from worker.inputs import InputEnd
 from worker.records import AttemptState, AttemptUsage, JobState, JobStats
 from worker.sql.tables import AttemptRow, BatchRow, JobRow, JobStatsRow, ResultRow, WorkerRow
 
@@ -152,6 +153,18 @@ def find_states(connection: Connection, job_ids: Iterable[str]) -> dict[str, Job
         rows = connection.execute(select(JobRow.id, JobRow.state).where(JobRow.id.in_(chunk)))
         states.update((row.id, row.state) for row in rows)
     return states
+
+
+def find_input_ends(connection: Connection, job_ids: Iterable[str]) -> dict[str, InputEnd]:
+    """Return how each job that SQL has seen stands, as an input of others."""
+    ends: dict[str, InputEnd] = {}
+    columns = (JobRow.id, JobRow.tenant, JobRow.state, JobRow.error_code, JobRow.error_message, ResultRow.text)
+    for chunk in chunked(job_ids):
+        jobs = select(*columns).outerjoin(ResultRow, ResultRow.job_id == JobRow.id).where(JobRow.id.in_(chunk))
+        for row in connection.execute(jobs):
+            error = f"{row.error_code}: {row.error_message}" if row.error_code else None
+            ends[row.id] = InputEnd(row.tenant, row.state, row.text, error)
+    return ends
 
 
 def find_unfinished(connection: Connection, batch_id: str, after_id: str, limit: int) -> Sequence[str]:

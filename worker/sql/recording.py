@@ -104,12 +104,15 @@ def opened_recorder(url: str) -> Iterator[SqlRecorder]:
 
 def recorder_of(settings: Settings) -> AbstractContextManager[SqlRecorder]:
     """Give a recorder on the configured database. The default one in `data_dir` is created if it is not there."""
-    if settings.database_url is None:
-        path = Path(settings.data_dir) / "pagemill.db"
-        if not SqliteDatabase(path).has_tables():
-            # Alembic is slow to import, and needed here once in a database's life.
-            importlib.import_module("worker.sql.schema").upgrade(settings.sql_url())
+    ensure_default_database(settings)
     return opened_recorder(settings.sql_url())
+
+
+def ensure_default_database(settings: Settings) -> None:
+    """Create the default database in `data_dir`, if that is the configured one and is not there."""
+    if settings.database_url is None and not SqliteDatabase(Path(settings.data_dir) / "pagemill.db").has_tables():
+        # Alembic is slow to import, and needed here once in a database's life.
+        importlib.import_module("worker.sql.schema").upgrade(settings.sql_url())
 
 
 def _open(url: str) -> DriverDatabase:

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Engine
 
+from worker.inputs import InputEnd
 from worker.records import Claim, DeadRecord, JobState, Outcome
 from worker.sql import (
     attempt_ends,
@@ -15,6 +16,7 @@ from worker.sql import (
     job_changes,
     lookups,
     outbox,
+    summaries,
     unfinished,
     worker_hours,
 )
@@ -26,6 +28,7 @@ from worker.sql.fleet import WorkerCounters, WorkerDetail, WorkerRecord
 from worker.sql.job_changes import SubmittedJob
 from worker.sql.lookups import BatchProgress, JobDetail, JobResult, StateCount
 from worker.sql.outbox import OutboxPage, OutboxStatus
+from worker.sql.summaries import Collected
 from worker.sql.tables import utc_now
 from worker.sql.unfinished import UnfinishedJob, UnfinishedJobs
 from worker.sql.worker_hours import AccountEntry, WorkerHour
@@ -152,6 +155,17 @@ class JobStore:
         with reading(self._engine) as connection:
             return outbox.count(connection)
 
+    # Summaries of documents.
+
+    def collect_summaries(self) -> Collected:
+        """End pending summaries whose jobs have ended; some hundreds in a call, so call it until it returns none."""
+        with reading(self._engine) as connection:  # mostly there is nothing to write, and nobody to hold up
+            ends = summaries.find_ends(connection)
+        if not ends:
+            return Collected()
+        with writing(self._engine) as connection:
+            return summaries.write_ends(connection, ends, self._clock())
+
     # Workers.
 
     def register_worker(self, record: WorkerRecord) -> None:
@@ -207,6 +221,11 @@ class JobStore:
         """Return the state of each job that SQL has seen."""
         with reading(self._engine) as connection:
             return lookups.find_states(connection, job_ids)
+
+    def input_ends(self, job_ids: Iterable[str]) -> Mapping[str, InputEnd]:
+        """Return how each job that SQL has seen stands, as an input of others."""
+        with reading(self._engine) as connection:
+            return lookups.find_input_ends(connection, job_ids)
 
     def results(self, job_ids: Iterable[str]) -> Mapping[str, JobResult]:
         """Return the result of each job that has one."""

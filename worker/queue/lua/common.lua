@@ -19,6 +19,11 @@ local function job_key(job_id)
     return PREFIX .. ':job:' .. job_id
 end
 
+-- RQ writes two colons here.
+local function dependencies_key(job_id)
+    return PREFIX .. ':job::' .. job_id .. ':dependencies'
+end
+
 local function queue_key(queue)
     return PREFIX .. ':queue:' .. queue
 end
@@ -258,7 +263,7 @@ local function end_job(queue, job_id, status, registry, ttl, result)
     call('ZREM', 'pagemill:cancelling', job_id)
     local score = ttl < 0 and '+inf' or NOW + ttl
     call('ZADD', PREFIX .. ':' .. registry .. ':' .. queue, score, job_id)
-    local keys = {job, job .. ':dependents', job .. ':dependencies'}
+    local keys = {job, job .. ':dependents', dependencies_key(job_id)}
     if result then
         local stream = PREFIX .. ':results:' .. job_id
         make_room(stream, 'stream')

@@ -1,0 +1,1 @@
+"""Documents: indexed into SQL, searched, asked and summarised. Nothing here imports torch."""
