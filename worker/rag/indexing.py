@@ -1,11 +1,11 @@
 """Bringing a collection up to date with its source: only what is new or has changed is parsed, split and written.
 
-Each document is a transaction of its own: what is interrupted goes on where it stopped. A document that cannot be read
+Documents are written some dozens at a time: what is interrupted goes on about where it stopped. One that cannot be read
 never harms the others: its row says why, and the text it had before stays.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -25,6 +25,8 @@ from worker.sql.collections import Collection, DocumentRecord
 from worker.sql.database import reading, writing
 from worker.sql.tables import utc_now
 
+DOCUMENTS_AT_ONCE = 64  # in a transaction
+CHARACTERS_AT_ONCE = 2_000_000  # likewise, so that large documents do not wait in memory
 READER_VERSION = 1  # rises with a change to how files are parsed or split: everything is read anew then
 
 
@@ -48,6 +50,20 @@ class Indexed:
 
 
 @dataclass(frozen=True, slots=True)
+class _Finding:
+    """What was found of a document, and what is to be written of it: nothing, columns, or chunks besides."""
+
+    indexed: Indexed
+    document_id: int | None = None  # None: it is new
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    chunks: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def num_characters(self) -> int:
+        return sum(len(chunk["text"]) for chunk in self.chunks or ())
+
+
+@dataclass(frozen=True, slots=True)
 class Indexer:
     """Indexes sources into collections."""
 
@@ -66,9 +82,14 @@ class Indexer:
         with reading(self.database) as connection:
             known = {document.source: document for document in collections.find_documents(connection, collection.id)}
         seen = set()
+        findings: list[_Finding] = []
         for item in source.items():
             seen.add(item.source)
-            yield self._index(collection, known.get(item.source), item, source.options)
+            findings.append(self._look_at(collection, known.get(item.source), item, source.options))
+            if _is_full(findings):
+                yield from self._write(collection, findings)
+                findings = []
+        yield from self._write(collection, findings)
         if not seen:
             raise PagemillError(f"{source.kind}: {source.place} holds no documents; nothing was changed")
         gone = [document for document in known.values() if document.source not in seen and document.deleted_at is None]
@@ -103,22 +124,25 @@ class Indexer:
         assert opened is not None, "it was there or was made"
         return opened
 
-    def _index(self, collection: Collection, known: DocumentRecord | None, item: SourceItem, options: str) -> Indexed:
+    def _look_at(
+        self, collection: Collection, known: DocumentRecord | None, item: SourceItem, options: str
+    ) -> _Finding:
         source_hash = self._source_hash(item, options)
         if known is not None and source_hash is not None and source_hash == known.source_hash:
             # What could not be parsed the last time is the same now, and so is the reason.
             change = Change.UNCHANGED if known.problem is None else Change.UNREADABLE
-            return Indexed(item.source, change, known.problem)
+            return _Finding(Indexed(item.source, change, known.problem))
         try:
             document = item.read()
         except UnreadableDocument as error:
-            self._write_problem(collection, known, item, source_hash, str(error))
-            return Indexed(item.source, Change.UNREADABLE, str(error))
+            return self._unreadable(collection, known, item, source_hash, str(error))
         content_hash = hash_of(document.text.encode())
         chunks = split_text(document.text, self.rule, self.model.counter.count)
         is_changed = known is None or known.content_hash != content_hash or known.deleted_at is not None
         columns = {
-            **self._columns(collection, item),
+            "collection_id": collection.id,
+            "source": item.source,
+            "format": item.format.value,
             "title": document.title,
             "source_hash": source_hash,
             "content_hash": content_hash,
@@ -128,11 +152,10 @@ class Indexer:
             "deleted_at": None,
             **({"changed_at": self.clock()} if is_changed else {}),
         }
+        is_new = known is None or known.content_hash is None
+        change = Change.ADDED if is_new else Change.CHANGED if is_changed else Change.UNCHANGED
         rows = [{"position": position, **asdict(chunk)} for position, chunk in enumerate(chunks)]
-        self._write(collection, known, columns, rows)
-        if known is None or known.content_hash is None:
-            return Indexed(item.source, Change.ADDED)
-        return Indexed(item.source, Change.CHANGED if is_changed else Change.UNCHANGED)
+        return _Finding(Indexed(item.source, change), None if known is None else known.id, columns, rows)
 
     def _source_hash(self, item: SourceItem, options: str) -> str | None:
         """Return what tells whether a document's chunks would be the same again."""
@@ -141,36 +164,36 @@ class Indexer:
         rule = f"{self.rule.chunk_tokens} {self.rule.overlap_tokens} {self.model.tokenizer_hash}"
         return hash_of(f"{READER_VERSION} {options} {rule} {item.format} {item.source_hash}".encode())
 
-    def _write_problem(
+    def _unreadable(
         self,
         collection: Collection,
         known: DocumentRecord | None,
         item: SourceItem,
         source_hash: str | None,
         problem: str,
-    ) -> None:
+    ) -> _Finding:
+        indexed = Indexed(item.source, Change.UNREADABLE, problem)
         columns: dict[str, Any] = {"problem": problem, "source_hash": source_hash, "deleted_at": None}
-        if known is None:
-            columns |= {**self._columns(collection, item), "title": item.source, "changed_at": self.clock()}
         if known is None or known.deleted_at is not None:  # there is no text of it
             columns |= {"content_hash": None, "num_characters": 0, "num_tokens": 0}
-        with writing(self.database) as connection:
-            collections.write_document(connection, None if known is None else known.id, columns)
+        if known is not None:
+            return _Finding(indexed, known.id, columns)
+        name = {"collection_id": collection.id, "source": item.source, "format": item.format.value}
+        return _Finding(indexed, None, {**name, "title": item.source, "changed_at": self.clock(), **columns})
 
-    def _write(
-        self,
-        collection: Collection,
-        known: DocumentRecord | None,
-        columns: dict[str, Any],
-        chunks: list[dict[str, Any]],
-    ) -> None:
-        with writing(self.database) as connection:
-            document_id = collections.write_document(connection, None if known is None else known.id, columns)
-            collections.replace_chunks(connection, document_id, chunks)
-            collections.raise_revision(connection, collection.id)
-
-    def _columns(self, collection: Collection, item: SourceItem) -> dict[str, Any]:
-        return {"collection_id": collection.id, "source": item.source, "format": item.format.value}
+    def _write(self, collection: Collection, findings: Sequence[_Finding]) -> Iterator[Indexed]:
+        """Write findings in one transaction, then yield them."""
+        changes = [finding for finding in findings if finding.columns]
+        if changes:
+            with writing(self.database) as connection:
+                for finding in changes:
+                    document_id = collections.write_document(connection, finding.document_id, finding.columns)
+                    if finding.chunks is not None:
+                        collections.replace_chunks(connection, document_id, finding.chunks)
+                if any(finding.chunks is not None for finding in changes):
+                    collections.raise_revision(connection, collection.id)
+        for finding in findings:
+            yield finding.indexed
 
     def _finish(self, collection: Collection, gone: list[DocumentRecord]) -> None:
         now = self.clock()
@@ -179,6 +202,11 @@ class Indexer:
                 collections.mark_deleted(connection, [document.id for document in gone], now)
                 collections.raise_revision(connection, collection.id)
             collections.change_collection(connection, collection.id, {"indexed_at": now})
+
+
+def _is_full(findings: Sequence[_Finding]) -> bool:
+    size = sum(finding.num_characters for finding in findings)
+    return len(findings) >= DOCUMENTS_AT_ONCE or size >= CHARACTERS_AT_ONCE
 
 
 def check_name(name: str) -> None:

@@ -1,6 +1,6 @@
 """Collections of documents in SQL: what is in them, each function within the transaction that the caller opened."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -131,7 +131,7 @@ def find_documents(connection: Connection, collection_id: int) -> tuple[Document
     return tuple(sorted((DocumentRecord(**row) for row in rows), key=lambda document: document.source))
 
 
-def write_document(connection: Connection, document_id: int | None, columns: dict[str, Any]) -> int:
+def write_document(connection: Connection, document_id: int | None, columns: Mapping[str, Any]) -> int:
     """Write a new document, or columns of the one of that id; return its id."""
     if document_id is not None:
         connection.execute(update(DocumentRow).where(DocumentRow.id == document_id).values(columns))
@@ -140,7 +140,7 @@ def write_document(connection: Connection, document_id: int | None, columns: dic
     return new_id
 
 
-def replace_chunks(connection: Connection, document_id: int, chunks: Sequence[dict[str, Any]]) -> None:
+def replace_chunks(connection: Connection, document_id: int, chunks: Sequence[Mapping[str, Any]]) -> None:
     """Put these in the place of a document's chunks."""
     connection.execute(delete(ChunkRow).where(ChunkRow.document_id == document_id))
     if chunks:
