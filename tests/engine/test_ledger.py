@@ -162,6 +162,17 @@ def test_a_shared_block_is_paid_for_together() -> None:
     assert harness.engine.ledger.account.cached_block_ns == 2 * NS
 
 
+def test_what_cannot_be_divided_is_not_lost() -> None:
+    harness, oracle = make_timed_harness(token_budget=32)
+    requests = [add(harness, oracle, str(number), *range(1, 9), 20 + number, params=SHORT) for number in range(3)]
+    harness.run()
+    shared_ns, own_ns = 2 * 2 * NS, 2 * NS  # two seconds of two blocks that are shared, and of one that is not
+    shares = [request.figures.kv_block_share_ns for request in requests]
+    assert sum(shares) == shared_ns + 3 * own_ns
+    assert all(abs(share - own_ns - shared_ns / 3) < 10 for share in shares)
+    oracle.check()
+
+
 def test_a_block_is_a_holders_alone_once_the_other_has_gone() -> None:
     harness, oracle = make_timed_harness(token_budget=32)
     first = add(harness, oracle, "a", *range(1, 5), 20)
