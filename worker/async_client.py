@@ -122,13 +122,16 @@ class AsyncClient:
                 return end
         raise AssertionError("a job that is followed ends")
 
-    async def stream(self, job_id: str, *, timeout_seconds: float | None = None) -> AsyncGenerator[str]:
+    async def stream(
+        self, job_id: str, *, timeout_seconds: float | None = None, appears_within_seconds: float = 0.0
+    ) -> AsyncGenerator[str]:
         """Yield a job's output as it is generated; see `worker.client.follow`. Any number of them at once is one read
         in Redis. Who does not read to the end closes it: `async with aclosing(client.stream(...)) as texts`."""
         output = OutputText(job_id)
         loop = asyncio.get_running_loop()
         deadline = None if timeout_seconds is None else loop.time() + timeout_seconds
-        async with aclosing(self._parts.hub.follow(job_id)) as news:
+        news = self._parts.hub.follow(job_id, appears_within_seconds=appears_within_seconds)
+        async with aclosing(news):
             while True:
                 try:
                     async with asyncio.timeout_at(deadline):

@@ -69,15 +69,19 @@ def ends(connection: redis.Redis, job_ids: Iterable[str], *, timeout_seconds: fl
             time.sleep(left)
 
 
-def follow(connection: redis.Redis, job_id: str, *, timeout_seconds: float | None = None) -> Iterator[str]:
+def follow(
+    connection: redis.Redis, job_id: str, *, timeout_seconds: float | None = None, appears_within_seconds: float = 0.0
+) -> Iterator[str]:
     """Yield a job's output as it is generated; all of it, each character once, has come when the iteration ends.
 
+    A job of the outbox may be unknown to Redis at first: for `appears_within_seconds` it is waited for.
     Raises JobNotDone where the job ends otherwise than done, after what had come of it, and TryLater when it has not
     ended within `timeout_seconds` or began again and now answers otherwise. Errors of Redis are those of
     `redis_errors`.
     """
     access, cursor, output = QueueAccess(connection), LiveCursor(job_id, with_tokens=True), OutputText(job_id)
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    appears_by = time.monotonic() + appears_within_seconds
     renew_at = 0.0
     end: JobEnd | None = None
     while end is None:
@@ -85,6 +89,8 @@ def follow(connection: redis.Redis, job_id: str, *, timeout_seconds: float | Non
             access.watch(job_id, WATCH_SECONDS)
             renew_at = time.monotonic() + RENEW_SECONDS
         end = next(iter(_read_ends(connection, [job_id])), None)
+        if end is not None and end.is_unknown and time.monotonic() < appears_by:
+            end = None
         left_ms = FOLLOW_BLOCK_MS if deadline is None else (deadline - time.monotonic()) * 1000
         if end is None and left_ms <= 0:
             raise not_ended([job_id], timeout_seconds)
@@ -151,9 +157,16 @@ class Client:
         """Return the ends of jobs by id, waiting for all. Raises TryLater after `timeout_seconds`."""
         return {end.job_id: end for end in ends(self.connection, job_ids, timeout_seconds=timeout_seconds)}
 
-    def stream(self, job_id: str, *, timeout_seconds: float | None = None) -> Iterator[str]:
+    def stream(
+        self, job_id: str, *, timeout_seconds: float | None = None, appears_within_seconds: float = 0.0
+    ) -> Iterator[str]:
         """Yield a job's output as it is generated. See `follow`."""
-        return follow(self.connection, job_id, timeout_seconds=timeout_seconds)
+        return follow(
+            self.connection,
+            job_id,
+            timeout_seconds=timeout_seconds,
+            appears_within_seconds=appears_within_seconds,
+        )
 
     def close(self) -> None:
         """Close the connections; the embedded queue ends when its last user is gone."""

@@ -1,6 +1,7 @@
 """Streams of the plain and of the asyncio client: the whole output, once, and every other end an error."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -11,7 +12,7 @@ import redis
 from scripts.fault_table.proxy import Proxy
 from tests.worker.fakes import ENDLESS, ScriptedRunner, answer, make_flow, running
 from worker.async_client import AsyncClient
-from worker.client import Client, JobNotDone, follow, submit
+from worker.client import Client, JobNotDone, enqueue, follow, prepare, submit
 from worker.errors import ConfigurationError, ServiceUnavailable, TryLater
 from worker.queue.access import QueueAccess, TokenDelta
 from worker.queue.embedded import embedded_url
@@ -190,6 +191,25 @@ def test_job_that_begins_again_is_streamed_once(connection: redis.Redis, sqlite_
                     return first + "".join(await read(texts))
 
     assert asyncio.run(watch()) == SLOW.reply("hello")
+
+
+def test_job_that_is_still_in_the_outbox_is_waited_for(
+    connection: redis.Redis, sqlite_store: JobStore, url: str
+) -> None:
+    async def watch() -> str:
+        async with AsyncClient(url) as client:
+            reading = asyncio.create_task(read(client.stream(job.job_id, appears_within_seconds=30)))
+            await asyncio.sleep(0.2)
+            await client.enqueue([job])
+            return "".join(await reading)
+
+    job, later = prepare({"prompt": prompt, "max_tokens": 2000} for prompt in ("hello", "later"))
+    with running(make_flow(connection, sqlite_store, SLOW)):
+        assert asyncio.run(watch()) == SLOW.reply("hello")
+        timer = threading.Timer(0.2, lambda: list(enqueue(connection, [later])))
+        timer.start()
+        assert "".join(follow(connection, later.job_id, appears_within_seconds=30)) == SLOW.reply("later")
+        timer.join()
 
 
 def test_trimmed_pieces_come_with_the_end(connection: redis.Redis, sqlite_store: JobStore) -> None:

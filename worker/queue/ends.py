@@ -12,6 +12,8 @@ from rq.defaults import RQ_KEY_PREFIX
 from worker.errors import ExitCode, PagemillError
 from worker.records import JobState
 
+UNKNOWN = "the queue does not know it: it expired or was deleted"
+
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
@@ -21,6 +23,11 @@ class JobEnd:
     state: JobState
     value: dict[str, Any] | None = None
     error: str | None = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether Redis has no such job: not any more, or, where it comes from the outbox, not yet."""
+        return self.error == UNKNOWN
 
 
 class JobNotDone(PagemillError):
@@ -56,7 +63,7 @@ def _read_end(
 ) -> JobEnd | None:
     result = results[0][1] if results else {}
     if status is None:
-        return JobEnd(job_id, JobState.FAILED, error="the queue does not know it: it expired or was deleted")
+        return JobEnd(job_id, JobState.FAILED, error=UNKNOWN)
     if status == b"finished":
         value = result.get(b"return_value")
         return JobEnd(job_id, JobState.DONE, value=json.loads(base64.b64decode(value)) if value else None)

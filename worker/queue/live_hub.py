@@ -30,6 +30,7 @@ class _Feed:
         self.end: JobEnd | None = None
         self.error: PagemillError | None = None
         self.num_followers = 0
+        self.appears_by = 0.0  # until then Redis need not know the job; seconds on the monotonic clock
         self.may_have_ended = False
         self.changed = asyncio.Event()  # another one after each change
 
@@ -47,12 +48,15 @@ class LiveHub:
         self._feeds: dict[tuple[str, bool], _Feed] = {}
         self._reader: asyncio.Task[None] | None = None
 
-    async def follow(self, job_id: str, *, with_tokens: bool = True) -> AsyncGenerator[TokenDelta | JobEnd]:
+    async def follow(
+        self, job_id: str, *, with_tokens: bool = True, appears_within_seconds: float = 0.0
+    ) -> AsyncGenerator[TokenDelta | JobEnd]:
         """Yield what a job's worker publishes, and the job's end as the last; without tokens, only that.
 
-        Raises as `redis_errors`.
+        A job that Redis does not know is waited for until it `appears_within_seconds`. Raises as `redis_errors`.
         """
         feed = self._join(job_id, with_tokens=with_tokens)
+        feed.appears_by = max(feed.appears_by, time.monotonic() + appears_within_seconds)
         try:
             await self._look_at([feed])
             place = 0
@@ -151,9 +155,9 @@ class LiveHub:
                 ask_for_ends(pipeline, job_ids)
                 ends = {end.job_id: end for end in read_ends(job_ids, await pipeline.execute())}
             for feed in chunk:
-                feed.end = ends.get(feed.cursor.job_id)
-                if feed.end is not None:
-                    feed.may_have_ended = False
+                end = ends.get(feed.cursor.job_id)
+                if end is not None and not (end.is_unknown and time.monotonic() < feed.appears_by):
+                    feed.end, feed.may_have_ended = end, False
                     feed.tell()
 
     def _fail(self, error: PagemillError) -> None:
