@@ -39,7 +39,7 @@ class Trend:
 
     def within(self, width: int) -> "Trend":
         """Return the same lines in at most `width` steps, which are the means of those they are made of."""
-        factor = max(1, *(math.ceil(len(line) / width) for line in self.lines))
+        factor = max((math.ceil(len(line) / width) for line in self.lines), default=1)
         lines = tuple(tuple(_mean(line[at : at + factor]) for at in range(0, len(line), factor)) for line in self.lines)
         return Trend(self.figure, self.step_s * factor, lines)
 

@@ -28,7 +28,18 @@ NAMES = {
     Phase.COMMITTED: "commit",
 }
 FACTS = (
-    *("queue", "tenant", "model", "batch_id", "custom_id", "worker_name", "ended_at"),
+    *(
+        "state",
+        "error_code",
+        "attempts",
+        "queue",
+        "tenant",
+        "model",
+        "batch_id",
+        "custom_id",
+        "worker_name",
+        "ended_at",
+    ),
     *("prompt_tokens", "prefix_hit_tokens", "completion_tokens"),
 )
 

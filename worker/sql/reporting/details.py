@@ -23,6 +23,7 @@ from worker.sql.tables import (
     WorkerRow,
 )
 
+_FACTS = ("state", "error_code", "queue", "tenant", "model", "batch_id", "custom_id", "ended_at")
 _PHASES = ("tokenized_ms", "admitted_ms", "first_token_ms", "last_token_ms", "committed_ms")
 
 
@@ -67,7 +68,8 @@ def _phases() -> Select[Any]:
     return (
         select(
             JobRow.id.label("job_id"),
-            *(JobRow.__table__.c[name] for name in ("queue", "tenant", "model", "batch_id", "custom_id", "ended_at")),
+            *(JobRow.__table__.c[name] for name in _FACTS),
+            JobRow.attempt_count.label("attempts"),
             AttemptRow.worker_name,
             ResultRow.prompt_tokens,
             ResultRow.completion_tokens,

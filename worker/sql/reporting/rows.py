@@ -212,11 +212,14 @@ class SlowJob:
     """One job with its phases. The `_ms` of phases are from the claim of the attempt that ended it."""
 
     job_id: str
+    state: JobState
+    error_code: str | None
     queue: str
     tenant: str | None
     model: str | None
     batch_id: str | None
     custom_id: str | None
+    attempts: int
     ended_at: datetime
     worker_name: str | None
     prompt_tokens: int | None
