@@ -8,6 +8,6 @@ The job exists if and only if the transaction commits. `add` imports neither SQL
 jobs on is in `worker.outbox.relaying`.
 """
 
-from worker.outbox.adding import INSERT, add, row
+from worker.outbox.adding import add, row
 
-__all__ = ["INSERT", "add", "row"]
+__all__ = ["add", "row"]

@@ -9,9 +9,13 @@ from worker.queue.submission import DEFAULT_QUEUE, JOB_ID, JOB_ID_RULE, PromptLi
 from worker.settings_model import QUEUE_PATTERN, QUEUE_RULE
 
 COLUMNS = ("job_id", "queue", "payload")
-INSERT = f"INSERT INTO pagemill_outbox ({', '.join(COLUMNS)}) VALUES ({{values}})"
-SQLITE = INSERT.format(values="?, ?, ?")
-POSTGRESQL = INSERT.format(values="%s, %s, %s")
+INSERT = f"INSERT INTO pagemill_outbox ({', '.join(COLUMNS)}) VALUES "
+STATEMENTS = {  # by the DB-API's name for how a driver writes its parameters
+    "qmark": f"{INSERT}(?, ?, ?)",
+    "format": f"{INSERT}(%s, %s, %s)",
+    "pyformat": f"{INSERT}(%s, %s, %s)",
+    "numeric_dollar": f"{INSERT}($1, $2, $3)",
+}
 
 
 def row(job: PromptLike, *, queue: str = DEFAULT_QUEUE, job_id: str | None = None) -> dict[str, str]:
@@ -41,9 +45,9 @@ def add(connection: Any, job: PromptLike, *, queue: str = DEFAULT_QUEUE, job_id:
     if hasattr(connection, "exec_driver_sql") or hasattr(connection, "get_bind"):
         _add_through_sqlalchemy(connection, values)
     elif package == "sqlite3":
-        connection.execute(SQLITE, values)
+        connection.execute(STATEMENTS["qmark"], values)
     elif package == "psycopg":
-        connection.execute(POSTGRESQL, values)
+        connection.execute(STATEMENTS["format"], values)
     else:
         raise PagemillError(
             f"connection: {type(connection).__name__} is none of psycopg's, sqlite3's or SQLAlchemy's; "
@@ -54,4 +58,4 @@ def add(connection: Any, job: PromptLike, *, queue: str = DEFAULT_QUEUE, job_id:
 
 def _add_through_sqlalchemy(connection: Any, values: tuple[str, ...]) -> None:
     driver = connection if hasattr(connection, "exec_driver_sql") else connection.connection()
-    driver.exec_driver_sql(SQLITE if driver.dialect.name == "sqlite" else POSTGRESQL, values)
+    driver.exec_driver_sql(STATEMENTS[driver.dialect.paramstyle], values)

@@ -89,7 +89,7 @@ async def _enqueue(call: _Call, job: NewJob) -> None:
     task = asyncio.create_task(call.services.client.enqueue([job]))
     try:
         await asyncio.shield(task)
-    except asyncio.CancelledError:
+    except BaseException:  # SQL may have it nevertheless, and then it would run for nobody
         call.services.cancel_soon(job.job_id, after=task)
         raise
 

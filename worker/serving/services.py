@@ -44,13 +44,13 @@ class Services:
     batches: BatchRuns
 
     def cancel_soon(self, job_id: str, after: Awaitable[object] | None = None) -> None:
-        """Cancel a job for which nobody waits any more, once `after` is over."""
+        """Cancel a job for which nobody waits any more, once `after` is over, however that ends."""
         self.chores.start(self._cancel(job_id, after))
 
     async def _cancel(self, job_id: str, after: Awaitable[object] | None) -> None:
+        if after is not None:
+            await asyncio.gather(after, return_exceptions=True)
         try:
-            if after is not None:
-                await after
             await asyncio.to_thread(lambda: list(cancel_jobs(self.store, self.connection, [job_id])))
         except PagemillError as error:
             logger.warning("job %s, for which nobody waits any more, was not cancelled: %s", job_id, error)
