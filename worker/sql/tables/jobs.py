@@ -116,6 +116,7 @@ class JobStatsRow(Base):
     """Latency and memory figures of the attempt that ended the job; `worker.records.JobStats` defines each."""
 
     __tablename__ = "job_stats"
+    __table_args__ = (Index(None, "e2e_ms"),)  # the slowest jobs
 
     job_id: Mapped[JobKey]
     queue_ms: Mapped[float]
