@@ -69,7 +69,9 @@ def open_model(settings: Settings) -> RagModel:
         folder, fingerprint = path, _fingerprint_of([*sorted(path.glob("*.safetensors")), path / "config.json"])
     else:
         fingerprint = _fingerprint_of([path])
-        folder = _converted(path, settings.data_dir / "tokenizers" / f"{path.stem}-{fingerprint[:16]}")
+        folder = settings.data_dir / "tokenizers" / f"{path.stem}-{fingerprint[:16]}"
+        if not folder.is_dir():
+            _convert(path, _workers_folder(path, settings.data_dir / "models"), folder)
     length = _context_of(folder)
     if length is None:
         raise ConfigurationError(f"model: the config of {settings.model} does not tell its context length")
@@ -125,20 +127,27 @@ def _context_of(folder: Path) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def _converted(gguf_file: Path, folder: Path) -> Path:
-    """Return the folder with a GGUF file's tokenizer and the length of its context, made once."""
-    if folder.is_dir():
-        return folder
-    length = read_shape(str(gguf_file)).max_model_len
-    transformers = import_extra("transformers", f"reading the tokenizer of {gguf_file.name}")
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name)
-    except Exception as error:  # each format has errors of its own
-        raise ConfigurationError(f"model: the tokenizer of {gguf_file} cannot be read: {error}") from None
+def _workers_folder(gguf_file: Path, models: Path) -> Path | None:
+    """Return the folder that a worker on this machine has converted the file to, if it has; it is named by its hash."""
+    candidates = list(models.glob(f"{gguf_file.stem}-*/{TOKENIZER_FILE}"))
+    if not candidates:
+        return None
+    with gguf_file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    wanted = f"{gguf_file.stem}-{digest[:16]}-"
+    return next((found.parent for found in candidates if found.parent.name.startswith(wanted)), None)
+
+
+def _convert(gguf_file: Path, converted: Path | None, folder: Path) -> None:
+    """Make the folder with a GGUF file's tokenizer and the length of its context, from a worker's if there is one."""
+    if converted is not None:
+        length, tokenizer = _context_of(converted), (converted / TOKENIZER_FILE).read_text("utf-8")
+    else:
+        length, tokenizer = read_shape(str(gguf_file)).max_model_len, _tokenizer_of(gguf_file)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
     try:
-        tokenizer.backend_tokenizer.save(str(partial / TOKENIZER_FILE))
+        (partial / TOKENIZER_FILE).write_text(tokenizer, "utf-8")
         (partial / "config.json").write_text(json.dumps({"max_position_embeddings": length}))
         os.replace(partial, folder)
     except OSError as error:
@@ -146,7 +155,17 @@ def _converted(gguf_file: Path, folder: Path) -> Path:
             raise ServiceUnavailable(f"data_dir: cannot write {folder}: {error.strerror}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return folder
+
+
+def _tokenizer_of(gguf_file: Path) -> str:
+    """Return a GGUF file's tokenizer as JSON. Importing what reads it takes seconds."""
+    transformers = import_extra("transformers", f"reading the tokenizer of {gguf_file.name}")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name)
+    except Exception as error:  # each format has errors of its own
+        raise ConfigurationError(f"model: the tokenizer of {gguf_file} cannot be read: {error}") from None
+    text: str = tokenizer.backend_tokenizer.to_str()
+    return text
 
 
 def _from_hub(model: str) -> tuple[Path, str]:

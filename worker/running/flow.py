@@ -5,7 +5,7 @@
     engine             steps
     persister          commits to SQL, then acknowledges in Redis
     live               cancels, streams tokens
-    upkeep             leases, presence, reconciling, outbox, summaries: five threads, see worker.running.upkeep
+    upkeep             leases, presence, reconciling, outbox, summaries, ...: a thread each, see worker.running.upkeep
 
 Torch-free: the model comes as an engine and two functions.
 """
