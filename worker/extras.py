@@ -9,7 +9,7 @@ from worker.errors import ConfigurationError
 
 def require_extra(package: str, purpose: str, *, extra: str = "engine") -> None:
     """Raise ConfigurationError when a package of an extra is missing; `purpose` begins the message."""
-    if find_spec(package.partition(".")[0]) is None:
+    if not _is_installed(package):
         raise ConfigurationError(f"{purpose} needs the {package} package: pip install 'pagemill[{extra}]'")
 
 
@@ -17,3 +17,10 @@ def import_extra(package: str, purpose: str, *, extra: str = "engine") -> Module
     """Import a package of an extra, or raise ConfigurationError as `require_extra` does."""
     require_extra(package, purpose, extra=extra)
     return importlib.import_module(package)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # not even what it is in
+        return False

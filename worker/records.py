@@ -64,6 +64,7 @@ class Claim:
     age_seconds: float = 0.0  # at the reply that brought it: more than 0 where an earlier reply was lost
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_seconds: float | None = None  # RQ's, from the claim; None is without
+    rq_traceparent: str | None = None  # W3C's, of RQ's meta; as it came
 
     @property
     def deadline(self) -> datetime | None:

@@ -24,6 +24,7 @@ DEFAULT = "default"  # the source of a value that nobody set
 FLAG = "flag --"  # how the source of a command-line value begins
 MAX_SECRET_CHARACTERS = 65_536  # of a file: it may be a device that has no end
 SECRET_FIELDS = ("redis_url", "database_url")  # each also has a ..._FILE variable
+UNTOLD_FIELDS = (*SECRET_FIELDS, "trace_endpoint")  # errors do not show their values: passwords may be in them
 OTHER_VARIABLES = frozenset(  # read by scripts/ and tests/, no settings
     {"PAGEMILL_VENV", "PAGEMILL_MODELS", "PAGEMILL_TEST_REDIS_URL", "PAGEMILL_TEST_POSTGRESQL_URL"}
 )
@@ -133,6 +134,6 @@ def _fault(error: ValidationError, sources: Mapping[str, str]) -> PagemillError:
         return ConfigurationError(message)
     name = str(first["loc"][0])
     source = sources.get(name, name)
-    given = "" if name in SECRET_FIELDS else f", got {first['input']!r}"
+    given = "" if name in UNTOLD_FIELDS else f", got {first['input']!r}"
     line = f"{name}: {message[0].lower()}{message[1:]}{given} (from {source})"
     return PagemillError(line) if source.startswith(FLAG) else ConfigurationError(line)

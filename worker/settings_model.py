@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
@@ -74,6 +75,19 @@ def parse_address(text: str) -> Address:
 def _is_address(text: str) -> str:
     parse_address(text)
     return text
+
+
+def _is_collector(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ValueError("is not the address of a collector; write for example http://localhost:4318")
+    if parts.username or parts.password or parts.query:
+        raise ValueError("must have no user, password or query; put credentials into OTEL_EXPORTER_OTLP_HEADERS")
+    return url
 
 
 def _split_names(value: object) -> object:
@@ -336,6 +350,14 @@ class Settings(BaseModel):
     )
     log_format: LogFormat = Field(
         default=LogFormat.TEXT, description="form of the log: text, or json for one object a line"
+    )
+    trace_endpoint: Annotated[str, AfterValidator(_is_collector)] | None = Field(
+        default=None,
+        max_length=2048,
+        description="OpenTelemetry collector that gets a trace of each job, over OTLP/HTTP: http://localhost:4318",
+    )
+    trace_sample_ratio: float = Field(
+        default=1.0, ge=0.0, le=1.0, allow_inf_nan=False, description="share of the jobs that are traced"
     )
     failpoints: Annotated[str, AfterValidator(_are_faults)] = Field(
         default="",

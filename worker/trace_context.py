@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from worker.records import Claim
 
-KEY = "traceparent"  # in the metadata of a job
+KEY = "traceparent"  # in the metadata of a job, or in RQ's meta
 
 _TRACE_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})")
 _SAMPLED = 0x01
@@ -36,5 +36,5 @@ def parse_trace_parent(text: str) -> TraceParent | None:
 
 def trace_parent(claim: Claim) -> TraceParent | None:
     """Return the trace that a job belongs to, if its producer named one."""
-    text = claim.job.metadata.get(KEY)
+    text = claim.job.metadata.get(KEY, claim.rq_traceparent)
     return None if text is None else parse_trace_parent(text)

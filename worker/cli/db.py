@@ -89,7 +89,7 @@ def check(as_json: bool, **flags: Any) -> None:
     if report.differences:
         message(f"{where}, and differ in {len(report.differences)} places from what this version needs")
         sys.exit(ExitCode.CONFIGURATION)
-    message(f"{where}, {'and have all that' if report.is_later else 'as'} this version needs")
+    message(f"{where}, and have all that this version needs")
 
 
 @db.command()

@@ -81,6 +81,7 @@ def _read_claim(
         age_seconds=max(0.0, (now - claimed_at).total_seconds()),
         retries=record.retries,
         timeout_seconds=record.timeout_seconds,
+        rq_traceparent=record.traceparent,
     )
 
 

@@ -17,6 +17,7 @@ from worker.jobs import FUNCTION_NAME, MAX_PAYLOAD_BYTES, PromptJob, parse_job
 
 MAX_DATA_BYTES = 6 * MAX_PAYLOAD_BYTES + 1024  # RQ's JSON escapes a character of one or two bytes with six
 MAX_RAW_FIELD_BYTES = 1_048_576  # of each field that a dead record keeps
+MAX_META_BYTES = 65_536
 MAX_SECONDS = 2**31 - 1
 STATUSES = frozenset(status.value for status in JobStatus)
 SECONDS_FIELDS = ("timeout", "result_ttl", "failure_ttl", "ttl")
@@ -49,6 +50,7 @@ class PromptRecord:
     enqueued_at: datetime  # UTC
     retries: RetryPolicy
     timeout_seconds: float | None  # RQ's; None is without
+    traceparent: str | None  # of RQ's meta, as it came
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,20 @@ def read_runnable(fields: Fields, functions: AllowList) -> PromptRecord | Functi
         enqueued_at=enqueued_at,
         retries=_read_retries(job, fields),
         timeout_seconds=timeout_seconds if timeout_seconds > 0 else None,
+        traceparent=_read_traceparent(fields.get(b"meta", b"")),
     )
+
+
+def _read_traceparent(meta: bytes) -> str | None:
+    """Return what RQ's meta says, if it is JSON and short enough to look into: it is only a note."""
+    if b"traceparent" not in meta or len(meta) > MAX_META_BYTES:
+        return None
+    try:
+        found = json.loads(meta)
+    except (ValueError, RecursionError):
+        return None
+    text = found.get("traceparent") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else None
 
 
 def read_date(text: bytes) -> datetime | None:

@@ -57,6 +57,7 @@ from worker.settings_model import Settings
 from worker.sql.fleet import WorkerRecord
 from worker.sql.store import JobStore
 from worker.sql.tables import utc_now
+from worker.tracing.tracer import make_tracer
 
 MAINTENANCE_SECONDS = 60
 SHORTEST_TTL_SECONDS = 60  # of the worker's entry in RQ's lists, without a beat; RQ adds 60 more
@@ -118,11 +119,12 @@ class Flow:
             Backoff(settings.retry_base_seconds, settings.retry_cap_seconds),
         )
         tally, steps = JobTally(), StepLog()
+        self._tracer = make_tracer(settings, record, self._held)
         depths = QueueDepths(connection, record.name, settings.queues, settings.beat_seconds)
         self._live = Live(job_queue, self._held, model.decode, self._cancel, self.worker.stop_function)
         account = _make_account(record.name, model.engine, began)
         self._persister = Persister(
-            store, job_queue, self._held, outcomes, self._live.end_streams, failpoints, tally, account
+            store, job_queue, self._held, outcomes, self._live.end_streams, failpoints, tally, account, self._tracer
         )
         self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints, steps)
         self._intake = Intake(
@@ -216,6 +218,7 @@ class Flow:
         finally:
             self.worker.delist()
             self._upkeep.leave()
+            self._tracer.close()
         if self._failure.error is not None:
             raise TryLater(f"the worker stopped and gave its jobs back: {self._failure.error}") from self._failure.error
 

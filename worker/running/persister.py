@@ -21,6 +21,7 @@ from worker.running.outcomes import OutcomeBuilder, acknowledgement, broken_off
 from worker.running.usage import since_claim_ms
 from worker.sql.fleet import WorkerCounters
 from worker.sql.store import JobStore
+from worker.tracing.tracer import Tracer
 
 FIRST_PAUSE_SECONDS = 0.1  # after a service did not answer
 LONGEST_PAUSE_SECONDS = 5.0
@@ -45,6 +46,7 @@ class Persister:
         failpoints: Failpoints,
         tally: JobTally,
         account: WorkerAccount,
+        tracer: Tracer,
     ) -> None:
         """`before_acknowledging` sees outcomes that SQL has and nobody else knows of yet; it must not raise."""
         self._store = store
@@ -55,6 +57,7 @@ class Persister:
         self._failpoints = failpoints
         self._tally = tally
         self._account = account
+        self._tracer = tracer
         self._ends: queue.SimpleQueue[HeldJob | Outcome | None] = queue.SimpleQueue()
         self._uncommitted: list[Outcome] = []
         self._unacknowledged: list[Outcome] = []  # SQL has them
@@ -149,6 +152,7 @@ class Persister:
         self._failpoints.reach(Point.AFTER_COMMIT)
         self._uncommitted.clear()
         settled = [instead.get(outcome.claim.execution_id, outcome) for outcome in outcomes]
+        self._tracer.note_commit(settled)
         self._sort_out(settled, frozenset().union(*fenced))
 
     def _committed_at(self, outcome: Outcome, now: float) -> Outcome:
@@ -202,6 +206,7 @@ class Persister:
         self._failpoints.reach(Point.AFTER_ACKNOWLEDGE)
         self._unacknowledged.clear()
         self._count(outcomes)
+        self._tracer.note_acknowledged(outcomes)
         self._release(outcomes)
 
     def _requeue(self) -> None:
