@@ -72,8 +72,13 @@ def test_add_keeps_what_it_was_told(run: Run, tmp_path: Path) -> None:
         (["x", "@daily", "--prompt", "a", "--tenant", "a b"], "tenant: String should match"),
         (["a b", "@daily", "--prompt", "a"], "name: 'a b' is none: up to 64 letters"),
         (["x" * 65, "@daily", "--prompt", "a"], "is none: up to 64 letters"),
-        (["x", "@daily"], "give one of --prompt, --file and --jsonl"),
-        (["x", "@daily", "--prompt", "a", "--jsonl", "b"], "give one of --prompt, --file and --jsonl"),
+        (["x", "@daily"], "give one of --prompt, --file, --jsonl, --batch, --rag"),
+        (["x", "@daily", "--prompt", "a", "--jsonl", "b"], "give one of --prompt, --file, --jsonl, --batch, --rag"),
+        (["x", "@daily", "--batch", "b", "--top-k", "3"], "action: batch.top_k: Extra inputs are not permitted"),
+        (["x", "@daily", "--rag", "docs", "--deadline", "1h"], "rag.deadline_seconds: Extra inputs are not"),
+        (["x", "@daily", "--rag", "no such"], "action: rag.collection: String should match pattern"),
+        (["x", "@daily", "--rag", "docs", "--instructions", " "], "instructions: are empty"),
+        (["x", "@daily", "--prompt", "a", "--index"], "--index and --instructions go with --rag"),
         (["x", "@daily", "--file", "missing.txt"], "missing.txt: cannot be read"),
     ],
 )
@@ -83,6 +88,22 @@ def test_add_refuses_what_cannot_work(run: Run, arguments: list[str], error: str
     assert error in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert read(run, "cron", "ls") == []
+
+
+def test_add_takes_batch_files_and_collections(run: Run, tmp_path: Path) -> None:
+    batch = read(run, "cron", "add", "a", "@daily", "--batch", "r.jsonl", "--max-tokens", "9", "--deadline", "24h")
+    assert batch["action"] == {
+        "kind": "batch",
+        "path": str(tmp_path / "r.jsonl"),
+        "max_tokens": 9,
+        "deadline_seconds": 86_400.0,
+    }
+    rag = read(run, "cron", "add", "b", "@daily", "--rag", "manuals", "--index", "--instructions", "In one sentence.")
+    assert rag["action"] | {"kind": "rag", "collection": "manuals", "index": True} == rag["action"]
+    assert rag["action"]["instructions"] == "In one sentence."
+    listed = run("cron", "ls").stdout
+    assert "requests of " in listed
+    assert "summaries of manuals" in listed
 
 
 def test_name_is_taken_until_it_is_removed(run: Run) -> None:

@@ -165,10 +165,11 @@ def run(name: str, as_json: bool, **flags: Any) -> None:
         schedule = scheduling.schedules.find(name)
         firer = Firer(
             scheduler_name(),
-            RunStore(scheduling.database),
+            settings,
+            scheduling.database,
             scheduling.connection,
+            RunStore(scheduling.database),
             scheduling.clock,
-            settings.result_ttl_seconds,
             Failpoints(parse_faults(settings.failpoints)),
             stopped=lambda: False,
             tick=lambda number: line.show(f"{number} jobs checked") if number % TICK_JOBS == 0 else None,

@@ -1,5 +1,6 @@
 """`pagemill cron add`: a schedule, checked as far as can be today."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from worker.cli.job_options import given_fields, job_options
 from worker.cli.options import QueueName, Span, json_option, service_options
 from worker.cli.output import message, print_json
 from worker.cli.prompts import read_prompt
-from worker.cron.actions import ActionKind, JsonlAction, PromptAction, check_name, dump_action, make_action
+from worker.cron.actions import Action, ActionKind, check_name, dump_action, make_action
 from worker.cron.calendar import parse_zone
 from worker.cron.planning import first_slot
 from worker.cron.records import MissedPolicy, OverlapPolicy, Schedule
@@ -48,6 +49,10 @@ class ZonedTime(click.ParamType[datetime]):
 @click.option("--prompt", help="Submit this prompt.")
 @click.option("--file", "file", metavar="PATH", help="Submit this file's text, as it is now, as one prompt.")
 @click.option("--jsonl", metavar="PATH", help="Submit the jobs of this file, as it is at each slot.")
+@click.option("--batch", metavar="PATH", help="Submit this file of requests in OpenAI's batch format, likewise.")
+@click.option("--rag", metavar="COLLECTION", help="Summarise what is new or has changed in a collection of documents.")
+@click.option("--index", is_flag=True, help="With --rag: read the collection's folder again first.")
+@click.option("--instructions", metavar="TEXT", help="With --rag: what to do with each document.")
 @click.option("--queue", type=QueueName(), help="Default: the first of the setting queues.")
 @click.option(
     "--missed",
@@ -77,6 +82,10 @@ def add(
     prompt: str | None,
     file: str | None,
     jsonl: str | None,
+    batch: str | None,
+    rag: str | None,
+    index: bool,
+    instructions: str | None,
     queue: str | None,
     missed: str,
     overlap: str,
@@ -100,6 +109,7 @@ def add(
     Examples:
       pagemill cron add news "0 7 * * MON-FRI" --tz Europe/Berlin --prompt "Write a haiku about mornings."
       pagemill cron add nightly "30 2 * * *" --tz America/New_York --jsonl /srv/prompts.jsonl --queue bulk
+      pagemill cron add manuals @daily --rag manuals --index --queue bulk
       pagemill cron add hourly @hourly --jsonl /srv/feed.jsonl --overlap allow --deadline 1h
     """
     settings = load_settings(
@@ -113,7 +123,13 @@ def add(
     given = given_fields(fields)
     tenant = str(given.pop("tenant", DEFAULT_TENANT))
     valid_payload({"prompt": "?", "tenant": tenant})
-    action = _action(prompt, file, jsonl, given, None if deadline is None else deadline.total_seconds())
+    if deadline is not None:
+        given["deadline_seconds"] = deadline.total_seconds()
+    if rag is None and (index or instructions is not None):
+        raise click.UsageError("--index and --instructions go with --rag")
+    given |= {"index": True} if index else {}
+    given |= {} if instructions is None else {"instructions": instructions}
+    action = _action({"prompt": prompt, "file": file, "jsonl": jsonl, "batch": batch, "rag": rag}, given)
     with opened_scheduling(settings) as scheduling:
         now = scheduling.clock()
         schedule = _schedule(
@@ -137,8 +153,9 @@ def add(
         else:
             message(f"schedule {name} fires {describe(schedule)}")
             print_slots(schedule, slots)
-        if jsonl is not None and not Path(jsonl).is_file():
-            message(f"{jsonl} is not there yet; it has to be at each slot, where the scheduler runs")
+        path = jsonl or batch
+        if path is not None and not Path(path).is_file():
+            message(f"{path} is not there yet; it has to be at each slot, where the scheduler runs")
         warn_without_scheduler(settings, scheduling.database)
 
 
@@ -154,16 +171,21 @@ def _schedule(now: datetime, **fields: Any) -> Schedule:
     return replace(schedule, next_slot_at=slot)
 
 
-def _action(
-    prompt: str | None, file: str | None, jsonl: str | None, fields: dict[str, Any], deadline: float | None
-) -> PromptAction | JsonlAction:
-    if sum(source is not None for source in (prompt, file, jsonl)) != 1:
-        raise click.UsageError("give one of --prompt, --file and --jsonl")
-    if jsonl is not None:
-        path = str(Path(jsonl).absolute())
-        return make_action(ActionKind.JSONL, path=path, defaults=fields, deadline_seconds=deadline)
-    text = prompt if file is None else read_prompt(file)
-    return make_action(ActionKind.PROMPT, job={"prompt": text, **fields}, deadline_seconds=deadline)
+def _action(sources: Mapping[str, str | None], fields: dict[str, Any]) -> Action:
+    """Return the action of the one source that was given. `fields` are what goes with it."""
+    given = {kind: value for kind, value in sources.items() if value is not None}
+    if len(given) != 1:
+        raise click.UsageError(f"give one of {', '.join(f'--{name}' for name in sources)}")
+    ((kind, value),) = given.items()
+    if kind == "rag":
+        return make_action(ActionKind.RAG, collection=value, **fields)
+    if kind == "batch":
+        return make_action(ActionKind.BATCH, path=str(Path(value).absolute()), **fields)
+    deadline = {"deadline_seconds": fields.pop("deadline_seconds", None)}
+    if kind == "jsonl":
+        return make_action(ActionKind.JSONL, path=str(Path(value).absolute()), defaults=fields, **deadline)
+    text = value if kind == "prompt" else read_prompt(value)
+    return make_action(ActionKind.PROMPT, job={"prompt": text, **fields}, **deadline)
 
 
 def _in_utc(moment: datetime | None, time_zone: str) -> datetime | None:

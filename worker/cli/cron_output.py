@@ -8,7 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from worker.cli.tables import print_fields, print_table
-from worker.cron.actions import ActionKind, parse_action
+from worker.cron.actions import BatchAction, JsonlAction, PromptAction, RagAction, parse_action
 from worker.cron.calendar import Calendar
 from worker.cron.history import RunDetail
 from worker.cron.planning import upcoming_slots
@@ -34,11 +34,17 @@ def describe_action(schedule: Schedule) -> str:
         action = parse_action(schedule.action)
     except PagemillError as error:
         return str(error)
-    if action.kind is ActionKind.JSONL:
-        return f"jobs of {action.path}"
-    text = str(action.job.get("prompt", "messages")).split()
-    prompt = " ".join(text)
-    return f"prompt {prompt if len(prompt) <= MOST_PROMPT_CHARACTERS else f'{prompt[:MOST_PROMPT_CHARACTERS]}...'!r}"
+    match action:
+        case PromptAction():
+            text = " ".join(str(action.job.get("prompt", "messages")).split())
+            is_long = len(text) > MOST_PROMPT_CHARACTERS
+            return f"prompt {f'{text[:MOST_PROMPT_CHARACTERS]}...' if is_long else text!r}"
+        case JsonlAction():
+            return f"jobs of {action.path}"
+        case BatchAction():
+            return f"requests of {action.path}"
+        case RagAction():
+            return f"summaries of {action.collection}"
 
 
 def next_slots(schedule: Schedule, now: datetime, number: int) -> list[datetime]:

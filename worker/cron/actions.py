@@ -7,18 +7,41 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from worker.cron.records import RunKind
 from worker.errors import InvalidJob, PagemillError
+from worker.jobs import IDENTIFIER, MAX_OUTPUT_TOKENS
 from worker.queue.submission import valid_payload
+from worker.rag.prompts import DEFAULT_INSTRUCTIONS, DEFAULT_MAX_TOKENS, SummaryPrompt
 
 RESERVED = ("batch_id", "batch_size", "deadline", "tenant")  # fields of a job that the schedule or the run settles
 LONGEST_DEADLINE_SECONDS = 366 * 86_400.0
 NAME = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}"
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 ID_CHARACTERS = 32  # as many as RQ's own ids have
+
+
+def _is_absolute(path: str) -> str:
+    if not Path(path).is_absolute() or "\x00" in path:
+        raise ValueError("must be absolute: it is read by whichever scheduler leads")
+    return path
+
+
+AbsolutePath = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_is_absolute)]
+# Time that jobs have, from the moment at which the run was opened.
+DeadlineSeconds = Annotated[float, Field(gt=0.0, le=LONGEST_DEADLINE_SECONDS, allow_inf_nan=False)] | None
 
 
 class ActionKind(StrEnum):
@@ -26,20 +49,18 @@ class ActionKind(StrEnum):
 
     PROMPT = "prompt"
     JSONL = "jsonl"
+    BATCH = "batch"
+    RAG = "rag"
 
 
-class _Action(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    deadline_seconds: float | None = Field(default=None, gt=0.0, le=LONGEST_DEADLINE_SECONDS, allow_inf_nan=False)
-    """Time that jobs have, from the moment at which the run was opened."""
-
-
-class PromptAction(_Action):
+class PromptAction(BaseModel):
     """One prompt. `job` holds the fields of its job."""
+
+    model_config = STRICT
 
     kind: Literal[ActionKind.PROMPT] = ActionKind.PROMPT
     job: dict[str, Any]
+    deadline_seconds: DeadlineSeconds = None
 
     @field_validator("job")
     @classmethod
@@ -49,19 +70,15 @@ class PromptAction(_Action):
         return job
 
 
-class JsonlAction(_Action):
+class JsonlAction(BaseModel):
     """The jobs of a file, one a line, as they are when the schedule fires. `defaults` are fields that it may set."""
 
-    kind: Literal[ActionKind.JSONL] = ActionKind.JSONL
-    path: str = Field(min_length=1, max_length=4096)
-    defaults: dict[str, Any] = Field(default_factory=dict)
+    model_config = STRICT
 
-    @field_validator("path")
-    @classmethod
-    def _is_absolute(cls, path: str) -> str:
-        if not Path(path).is_absolute() or "\x00" in path:
-            raise ValueError("must be absolute: it is read by whichever scheduler leads")
-        return path
+    kind: Literal[ActionKind.JSONL] = ActionKind.JSONL
+    path: AbsolutePath
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    deadline_seconds: DeadlineSeconds = None
 
     @field_validator("defaults")
     @classmethod
@@ -71,11 +88,47 @@ class JsonlAction(_Action):
         return defaults
 
 
-Action = Annotated[PromptAction | JsonlAction, Field(discriminator="kind")]
-_READER: TypeAdapter[PromptAction | JsonlAction] = TypeAdapter(Action)
+class BatchAction(BaseModel):
+    """A file of requests in OpenAI's batch format, as it is when the schedule fires. `max_tokens` holds for requests
+    that do not say; `model` answers all of them."""
+
+    model_config = STRICT
+
+    kind: Literal[ActionKind.BATCH] = ActionKind.BATCH
+    path: AbsolutePath
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_OUTPUT_TOKENS)
+    model: str | None = Field(default=None, min_length=1, max_length=512)
+    deadline_seconds: DeadlineSeconds = None
 
 
-def parse_action(text: str) -> PromptAction | JsonlAction:
+class RagAction(BaseModel):
+    """The summaries that a collection of documents lacks. `index` has its folder read again first."""
+
+    model_config = STRICT
+
+    kind: Literal[ActionKind.RAG] = ActionKind.RAG
+    collection: str = Field(pattern=f"^{IDENTIFIER}$")
+    index: bool = False
+    instructions: str = DEFAULT_INSTRUCTIONS
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    temperature: float = 0.0
+    model: str | None = Field(default=None, min_length=1, max_length=512)
+
+    @property
+    def prompt(self) -> SummaryPrompt:
+        return SummaryPrompt(self.instructions, self.max_tokens, self.temperature)
+
+    @model_validator(mode="after")
+    def _makes_a_prompt(self) -> Self:
+        SummaryPrompt(self.instructions, self.max_tokens, self.temperature)
+        return self
+
+
+Action = PromptAction | JsonlAction | BatchAction | RagAction
+_READER: TypeAdapter[Action] = TypeAdapter(Annotated[Action, Field(discriminator="kind")])
+
+
+def parse_action(text: str) -> Action:
     """Return the action of a schedule in SQL. Raises PagemillError for one that this version does not know."""
     try:
         return _READER.validate_json(text)
@@ -85,7 +138,7 @@ def parse_action(text: str) -> PromptAction | JsonlAction:
         raise PagemillError(f"action: {field}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
-def make_action(kind: ActionKind, **fields: Any) -> PromptAction | JsonlAction:
+def make_action(kind: ActionKind, **fields: Any) -> Action:
     """Return a new action. Raises PagemillError or InvalidJob, which name the field and the reason."""
     return parse_action(json.dumps({"kind": kind, **fields}))
 
@@ -97,7 +150,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def dump_action(action: PromptAction | JsonlAction) -> str:
+def dump_action(action: Action) -> str:
     """Return the JSON of an action."""
     return action.model_dump_json(exclude_none=True)
 

@@ -5,25 +5,26 @@ Whatever interrupts that, the next scheduler goes on from what SQL knows. A part
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import redis
+from sqlalchemy import Engine
 
-from worker.cron.actions import JsonlAction, parse_action
+from worker.cron.actions import parse_action
 from worker.cron.records import Run, RunState, Schedule, log_fields
-from worker.cron.run_jobs import RunJobs, Tick, jobs_of_file, jobs_of_prompt
+from worker.cron.run_jobs import Tick
+from worker.cron.run_recorder import RunRecorder, Stopped
 from worker.cron.run_store import CLAIM, Fenced, RunStore
+from worker.cron.submitting import Submission
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
-from worker.jobs import parse_job
 from worker.log_fields import at_hand
 from worker.queue.connection import redis_errors
-from worker.queue.submission import QueueRecord, enqueue
 from worker.running.beats import Beat
 from worker.running.failpoints import Failpoints, Point
-from worker.sql.job_changes import SubmittedJob
+from worker.settings_model import Settings
 
 Clock = Callable[[], datetime]  # UTC; raises ServiceUnavailable
 KEEP_SECONDS = CLAIM.total_seconds() / 4
@@ -42,19 +43,16 @@ def redis_clock(connection: redis.Redis) -> Clock:
     return now
 
 
-class Stopped(Exception):
-    """The scheduler is to end."""
-
-
 @dataclass(frozen=True, slots=True)
 class Firer:
     """Carries out runs, for one scheduler. Safe to use from several threads."""
 
     holder: str  # the scheduler's name
-    runs: RunStore
+    settings: Settings
+    database: Engine
     connection: redis.Redis
+    runs: RunStore
     clock: Clock
-    result_ttl_seconds: int
     failpoints: Failpoints
     stopped: Callable[[], bool]
     tick: Tick = lambda number: None
@@ -97,28 +95,13 @@ class Firer:
             self.runs.end(run, RunState.FAILED, self.clock(), message="unexpected error; the scheduler's log has it")
 
     def _carry_out(self, run: Run, schedule: Schedule) -> None:
-        with self._jobs_of(run, schedule) as found:
-            self.runs.settle(run, found.num_jobs, found.source_digest)
-            recorder = _RunRecorder(self, run)
-            chunks = enqueue(
-                self.connection,
-                found.jobs,
-                queue=schedule.queue,
-                result_ttl_seconds=self.result_ttl_seconds,
-                recorder=recorder,
-            )
-            for ids in chunks:
-                recorder.num_submitted += len(ids)
-                self.failpoints.reach(Point.RUN_QUEUED)
-        self.runs.end(run, RunState.SUBMITTED, self.clock(), num_submitted=found.num_jobs, message=None)
+        recorder = RunRecorder(self.runs, run, self.clock, self.failpoints, self.stopped)
+        submission = Submission(self.settings, self.database, self.connection, recorder, self._checking, run, schedule)
+        done = submission.submit(parse_action(schedule.action))
+        figures = {"num_jobs": done.num_jobs, "num_submitted": done.num_jobs, "message": done.message}
+        self.runs.end(run, RunState.SUBMITTED, self.clock(), **figures)
         self.failpoints.reach(Point.RUN_ENDED)
-        logger.info("schedule %s: %d jobs submitted as batch %s", schedule.name, found.num_jobs, run.batch_id)
-
-    def _jobs_of(self, run: Run, schedule: Schedule) -> AbstractContextManager[RunJobs]:
-        action = parse_action(schedule.action)
-        if isinstance(action, JsonlAction):
-            return jobs_of_file(run, schedule, action, self._checking)
-        return jobs_of_prompt(run, schedule, action)
+        logger.info("schedule %s: %d jobs submitted as batch %s", schedule.name, done.num_jobs, run.batch_id)
 
     def _checking(self, number: int) -> None:
         self.tick(number)
@@ -143,23 +126,3 @@ class Firer:
         finally:
             beat.stop()
             thread.join()
-
-
-class _RunRecorder:
-    """Writes a run's jobs to SQL, and with them how far the run is."""
-
-    def __init__(self, firer: Firer, run: Run) -> None:
-        self._firer = firer
-        self._run = run
-        self.num_submitted = run.num_submitted
-
-    def record(self, queue: str, records: Sequence[QueueRecord]) -> None:
-        """See `worker.queue.submission.Recorder`. Raises Fenced and Stopped as well."""
-        if self._firer.stopped():
-            raise Stopped
-        jobs = [
-            SubmittedJob(record.job_id, queue, parse_job(record.payload), record.payload_json, record.enqueued_at)
-            for record in records
-        ]
-        self._firer.runs.record(self._run, jobs, self.num_submitted, self._firer.clock())
-        self._firer.failpoints.reach(Point.RUN_RECORDED)

@@ -41,12 +41,7 @@ def jobs_of_file(run: Run, schedule: Schedule, action: JsonlAction, tick: Tick) 
     Raises PagemillError for a file that cannot be read, holds nothing or a fault, or is another than the one of which
     the run has submitted a part.
     """
-    digest = _digest(action.path)
-    if run.source_digest not in (None, digest):
-        raise PagemillError(
-            f"{action.path} was changed while it was being submitted: {run.num_submitted} of {run.num_jobs} jobs are "
-            "in the queue; `pagemill cron run` submits the file as it is now"
-        )
+    digest = unchanged_digest(run, action.path)
     defaults = {**action.defaults, **_settled(run, schedule, action.deadline_seconds)}
     with opened_jsonl(action.path) as read:
         num_jobs = check_jobs(_checked(read), defaults, tick)
@@ -56,6 +51,18 @@ def jobs_of_file(run: Run, schedule: Schedule, action: JsonlAction, tick: Tick) 
             NewJob(job_id(run.id, index), job.payload) for index, job in enumerate(new_jobs(read, defaults, num_jobs))
         )
         yield RunJobs(islice(jobs, run.num_submitted, None), num_jobs, digest)
+
+
+def unchanged_digest(run: Run, path: str) -> str:
+    """Return the digest of a file. Raises PagemillError for one that cannot be read, or is another than the one of
+    which the run has submitted a part."""
+    digest = _digest(path)
+    if run.source_digest not in (None, digest):
+        raise PagemillError(
+            f"{path} was changed while it was being submitted: {run.num_submitted} of {run.num_jobs} jobs are in the "
+            "queue; `pagemill cron run` submits the file as it is now"
+        )
+    return digest
 
 
 def _settled(run: Run, schedule: Schedule, deadline_seconds: float | None) -> dict[str, Any]:

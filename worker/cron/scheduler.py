@@ -45,7 +45,7 @@ class Scheduler:
         self._leadership = Leadership(database, name)
         self._clock = clock or redis_clock(connection)
         self._failpoints = failpoints
-        self._firer = Firer(name, self._runs, connection, self._clock, settings.result_ttl_seconds, failpoints, stopped)
+        self._firer = Firer(name, settings, database, connection, self._runs, self._clock, failpoints, stopped)
         self._threads: dict[str, threading.Thread] = {}
         self._is_leading = False
         self._unreadable: set[str] = set()  # schedules that this machine cannot read, told once
