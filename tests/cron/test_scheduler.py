@@ -15,6 +15,7 @@ from sqlalchemy import Engine, func, select, update
 from scripts.fault_table.proxy import proxying
 from tests.cron.conftest import START, Schedulers, WriteJobs, schedule_of
 from worker.cron.actions import ActionKind, dump_action, job_id, make_action
+from worker.cron.firing import MOST_DEATHS
 from worker.cron.leader import LEASE, Leadership, NotLeader, current_leader
 from worker.cron.planning import plan
 from worker.cron.records import MissedPolicy, OverlapPolicy, RunKind, RunState
@@ -326,3 +327,17 @@ def test_schedule_that_cannot_be_read_holds_up_no_other(
     states = {detail.schedule: detail.run.state for detail in schedulers.history()}
     assert states == {"newer": RunState.FAILED, "well": RunState.SUBMITTED}
     assert caplog.text.count("schedule odd cannot fire on this machine: time zone: 'Mars/Phobos' is not known") == 1
+
+
+def test_run_that_ends_schedulers_is_given_up(schedulers: Schedulers) -> None:
+    schedule = schedulers.add(schedule_of())
+    run = schedulers.schedules.open_manual(schedule, "dies", schedulers.clock())
+    runs = RunStore(schedulers.database)
+    for _ in range(MOST_DEATHS - 1):
+        schedulers.clock.move(CLAIM.total_seconds() + 1)
+        assert runs.claim(run.id, "dies too", schedulers.clock()) is not None
+    schedulers.clock.move(CLAIM.total_seconds() + 1)
+    schedulers.tick(schedulers.scheduler())
+    given_up = runs.run(run.id)
+    assert given_up.state is RunState.FAILED
+    assert given_up.message == "5 schedulers died while they submitted it; it is not tried again"

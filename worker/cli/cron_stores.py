@@ -19,6 +19,7 @@ from worker.cron.firing import Clock, redis_clock
 from worker.cron.leader import current_leader
 from worker.cron.schedule_store import ScheduleStore
 from worker.settings_model import Settings
+from worker.sql.recording import ensure_default_database
 from worker.sql.store import JobStore
 
 
@@ -36,6 +37,7 @@ class Scheduling:
 @contextmanager
 def opened_scheduling(settings: Settings) -> Iterator[Scheduling]:
     """Give the database with the queue's clock, for commands that change schedules."""
+    ensure_default_database(settings)
     with opened_database(settings) as database, opened_queue(settings) as connection:
         yield Scheduling(settings, database, connection, ScheduleStore(database), redis_clock(connection))
 

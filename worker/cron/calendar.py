@@ -10,12 +10,13 @@ So no slot is doubled or skipped, and slots that fall on one instant are one slo
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from heapq import merge
 from typing import Self
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from cronsim import CronSim, CronSimError
 
@@ -35,7 +36,7 @@ MACROS = {
 }
 HOURS_OF_A_DAY = 24
 SETTLED = datetime(2001, 1, 1)  # any wall-clock time will do to read an expression
-NO_ZONES = frozenset({"localtime", "Factory"})  # they mean another zone on each machine, or none
+NO_ZONES = frozenset({"localtime", "posixrules", "Factory"})  # they mean another zone on each machine, or none
 MINUTE = timedelta(minutes=1)
 DAY = timedelta(days=1)
 
@@ -100,9 +101,10 @@ def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
 
 def parse_zone(name: str) -> ZoneInfo:
     """Return the time zone of an IANA name. Raises PagemillError."""
+    if name not in NO_ZONES:
+        with suppress(ZoneInfoNotFoundError, ValueError, OSError):  # what is no name of a file, or of a folder
+            return ZoneInfo(name)
     known = available_timezones() - NO_ZONES
-    if name in known:
-        return ZoneInfo(name)
     close = get_close_matches(name, known, n=1)
     hint = f"; is it {close[0]}?" if close else "; IANA's names are for example UTC, Europe/Berlin, America/New_York"
     raise PagemillError(f"time zone: {_shorten(name)} is not known{hint}")

@@ -27,6 +27,7 @@ from worker.running.failpoints import Failpoints, Point
 from worker.settings_model import Settings
 
 Clock = Callable[[], datetime]  # UTC; raises ServiceUnavailable
+MOST_DEATHS = 5  # of schedulers that work on one run
 KEEP_SECONDS = CLAIM.total_seconds() / 4
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,9 @@ class Firer:
             self.runs.end(run, RunState.FAILED, self.clock(), message="unexpected error; the scheduler's log has it")
 
     def _carry_out(self, run: Run, schedule: Schedule) -> None:
+        num_deaths = run.epoch - 1 - run.num_failures
+        if num_deaths >= MOST_DEATHS:  # workers are worth more than a run that may be what ends them
+            raise PagemillError(f"{num_deaths} schedulers died while they submitted it; it is not tried again")
         recorder = RunRecorder(self.runs, run, self.clock, self.failpoints, self.stopped)
         submission = Submission(self.settings, self.database, self.connection, recorder, self._checking, run, schedule)
         done = submission.submit(parse_action(schedule.action))

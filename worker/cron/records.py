@@ -90,7 +90,7 @@ class Run:
     num_jobs: int | None  # None until that is known
     num_submitted: int
     epoch: int  # rises with each scheduler that works on it: the fence of its writes
-    num_failures: int  # tries that met a service that was down
+    num_failures: int  # tries that ended in order, because a service was down or the scheduler was told to stop
     retry_at: datetime | None  # it waits out a back-off until then
     claimed_by: str | None  # the scheduler that works on it
     claimed_until: datetime | None  # others may, afterwards

@@ -74,7 +74,7 @@ class RunStore:
     def release(self, run: Run) -> None:
         """Let another scheduler go on. Raises Fenced."""
         with writing(self._database) as connection:
-            _change(connection, run, claimed_until=None)
+            _change(connection, run, claimed_until=None, num_failures=run.num_failures + 1)
 
     def put_off(self, run: Run, reason: str, now: datetime) -> None:
         """Let a run be tried again, by any scheduler, after a pause. Raises Fenced."""

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import redis
@@ -62,9 +63,10 @@ class Scheduler:
             logger.exception("looking for due schedules failed")
 
     def join(self, patience_seconds: float) -> None:
-        """Wait a while for each of the runs that are being carried out."""
+        """Wait a while for the runs that are being carried out."""
+        deadline = time.monotonic() + patience_seconds
         for thread in self._threads.values():
-            thread.join(patience_seconds)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def close(self, patience_seconds: float) -> None:
         """Let another scheduler lead, once the runs that are being carried out have ended, or stopped."""
