@@ -146,6 +146,7 @@ def test_run_fires_now_and_history_tells_what_became_of_it(
     assert (schedule["state"], schedule["last_run"]["id"]) == ("paused", latest["id"])
     assert "is paused: none of them fires" in run("cron", "next", "nightly").stderr
     assert run("cron", "resume", "nightly").stdout.startswith("Next slots of nightly")
+    assert len(read(run, "cron", "resume", "nightly")) == 1
 
 
 def test_run_of_a_file_with_a_fault_fails(run: Run, tmp_path: Path) -> None:

@@ -208,7 +208,8 @@ def pause(name: str, **flags: Any) -> None:
 @cron.command()
 @click.argument("name")
 @service_options
-def resume(name: str, **flags: Any) -> None:
+@json_option
+def resume(name: str, as_json: bool, **flags: Any) -> None:
     """Let the schedule NAME fire again.
 
     The slots of the pause are recorded as skipped.
@@ -219,7 +220,8 @@ def resume(name: str, **flags: Any) -> None:
     """
     with opened_scheduling(load_settings(flags)) as scheduling:
         schedule = scheduling.schedules.resume(name, scheduling.clock())
-        print_slots(schedule, next_slots(schedule, scheduling.clock(), 1))
+        slots = next_slots(schedule, scheduling.clock(), 1)
+        print_json(slot_json(schedule, slots)) if as_json else print_slots(schedule, slots)
         warn_without_scheduler(scheduling.settings, scheduling.database)
 
 
