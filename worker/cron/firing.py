@@ -105,7 +105,7 @@ class Firer:
         figures = {"num_jobs": done.num_jobs, "num_submitted": done.num_jobs, "message": done.message}
         self.runs.end(run, RunState.SUBMITTED, self.clock(), **figures)
         self.failpoints.reach(Point.RUN_ENDED)
-        logger.info("schedule %s: %d jobs submitted as batch %s", schedule.name, done.num_jobs, run.batch_id)
+        logger.info("schedule %s: batch %s is submitted, jobs: %d", schedule.name, run.batch_id, done.num_jobs)
 
     def _checking(self, number: int) -> None:
         self.tick(number)
