@@ -105,6 +105,7 @@ def _strides(timeline: Timeline) -> list[int]:
     """Numbers of steps that are a round length of time, the shortest first."""
     lengths = (
         60,
+        120,
         300,
         600,
         900,
