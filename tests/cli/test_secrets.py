@@ -16,6 +16,7 @@ from worker.errors import ExitCode
 PLAIN = "s3cr3t-of-redis"
 ODD = "p@ss/w?rd#%:&=+ü"  # what has to be escaped in a URL
 ESCAPED = quote(ODD, safe="")
+NOT_OURS = "192.0.2.1:1"  # an address of documentation's: nobody can listen there
 SIGNS = (PLAIN, ODD, ESCAPED, "p@ss", "w?rd", "p%40ss", "rd#")
 
 REDIS_URLS = {
@@ -66,6 +67,7 @@ def invocations() -> Iterator[tuple[str, ...]]:
             *(part for option in options for part in (option.opts[0], "1")),
             *("x" for _ in arguments),
             *(("x",) if name == "submit" else ()),
+            *(("--serve-address", NOT_OURS) if name == "serve" else ()),  # it would serve until somebody ends it
             *(("--no-restart",) if any(parameter.name == "restart" for parameter in command.params) else ()),
         )
 
