@@ -14,7 +14,7 @@ settings.register_profile("pagemill", deadline=None, suppress_health_check=[Heal
 settings.load_profile("pagemill")
 
 if find_spec("sqlalchemy") is not None:  # a machine for the kernels and the engine alone has none
-    pytest_plugins = ["tests.services", "tests.redis_server"]
+    pytest_plugins = ["tests.services", "tests.redis_server", "tests.browser"]
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -31,6 +31,7 @@ ERROR_CLASSES: Mapping[str, ErrorClass] = {
     "deadline_exceeded": ErrorClass.PERMANENT,
     "model_not_served": ErrorClass.PERMANENT,
     "input_failed": ErrorClass.PERMANENT,
+    "grammar_failed": ErrorClass.PERMANENT,
     "result_refused": ErrorClass.PERMANENT,  # SQL takes anything else, so it would refuse the same output again
     "poison": ErrorClass.PERMANENT,  # it ends worker processes
     "corrupt_record": ErrorClass.PERMANENT,

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from worker.cli.logs import configure_logging
-from worker.settings_model import HIDDEN, Settings
+from worker.settings_model import HIDDEN, SERVING, Settings
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,8 @@ def test_worker_without_a_model_is_a_configuration_error(run: Run, command: str)
 def test_every_setting_but_the_hidden_ones_has_a_flag(run: Run, command: str) -> None:
     text = run(command, "--help").stdout
     for name, field in Settings.model_fields.items():
-        assert (f"--{name.replace('_', '-')}" in text) is (field.json_schema_extra is not HIDDEN)
+        is_a_workers = field.json_schema_extra not in (HIDDEN, SERVING)
+        assert (f"--{name.replace('_', '-')} " in text) is is_a_workers, name
 
 
 def test_bad_flags_name_the_field_and_the_limit(run: Run) -> None:

@@ -12,8 +12,6 @@ from worker.sql.database import open_database, writing
 from worker.sql.reporting import Reports
 from worker.sql.tables import AttemptRow, BatchRow, JobRow, JobStatsRow, ResultRow, WorkerRow
 
-pytest_plugins = ["tests.browser"]
-
 END = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 TENANTS = ("acme", "globex", "<b>&amp;")
 CODES = ("context_length", "deadline", "numerical_error")

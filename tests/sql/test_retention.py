@@ -2,6 +2,7 @@
 
 import random
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import Engine, func, select
@@ -13,6 +14,7 @@ from worker.sql import retention
 from worker.sql.database import reading
 from worker.sql.reporting import Dimension, ReportFilter, Reports
 from worker.sql.retention import PURGED_PAYLOAD, Purged, Purger, PurgeScope
+from worker.sql.rollups.rolling import Roller
 from worker.sql.store import JobStore
 from worker.sql.tables import AttemptRow, BatchRow, JobRow, JobStatsRow, ResultRow
 
@@ -86,6 +88,17 @@ def test_job_of_an_hour_that_is_not_over_stays(store: JobStore, purger: Purger) 
     store.begin_attempts([claim], "w1")
     store.finish_attempts([outcome_of(claim, at_s=(datetime.now(UTC) - START).total_seconds())])
     assert purger.run(PurgeScope(datetime.now(UTC) + timedelta(hours=1))) == Purged(0, 0, 1)
+    assert store.states(["a"]) == {"a": JobState.DONE}
+
+
+def test_jobs_of_the_first_hour_ever_stay(store: JobStore, purger: Purger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Just after midnight, where no hour of any job is over: there is nothing to roll up, and nothing may go."""
+    midnight = START.replace(hour=0, minute=0) + timedelta(days=1)
+    monkeypatch.setattr(retention, "Roller", partial(Roller, now=lambda: midnight + timedelta(minutes=5)))
+    claim = claim_of("a")
+    store.begin_attempts([claim], "w1")
+    store.finish_attempts([outcome_of(claim, at_s=(midnight - START).total_seconds() + 60)])
+    assert purger.run(PurgeScope(midnight + timedelta(hours=1))) == Purged(0, 0, 1)
     assert store.states(["a"]) == {"a": JobState.DONE}
 
 

@@ -7,7 +7,7 @@ not ended are never touched.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, delete, exists, func, or_, select, update
 
@@ -18,6 +18,7 @@ from worker.sql.tables import BatchRow, JobRow, ResultRow, RolledHourRow
 
 PURGED_PAYLOAD = '{"texts": "purged"}'  # of a job whose texts are gone
 REST_SHARE = 1.0  # of the time that a chunk took, for others who want to write
+NEVER = datetime.min.replace(tzinfo=UTC)  # where no hour is rolled up yet, no job may go
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Purger:
         Roller(self._engine).run(stopped=stopped)
         with reading(self._engine) as connection:
             span = rolled_span(connection)
-        before = scope.before if span is None else min(scope.before, span[1])
+        before = NEVER if span is None else min(scope.before, span[1])
         jobs = self._in_chunks(scope, before, told, stopped)
         with writing(self._engine) as connection:
             batches = _delete_empty_batches(connection, before)
