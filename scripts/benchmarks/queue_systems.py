@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import redis
@@ -26,6 +27,7 @@ from worker.jobs import PromptJob
 from worker.records import Claim, Outcome
 from worker.running.flow import Flow, ServedModel
 from worker.settings_model import Settings
+from worker.sql import schema
 from worker.sql.attempts import BegunAttempt, BegunAttempts
 from worker.sql.database import open_database
 from worker.sql.fleet import WorkerCounters, WorkerRecord
@@ -216,10 +218,13 @@ class InstantEngine(Engine):
 
 
 class NoStore(JobStore):
-    """A store that takes everything and keeps nothing."""
+    """A store that takes all jobs and keeps none. The worker's chores find an empty database beside it."""
 
     def __init__(self) -> None:
-        pass
+        self._folder = TemporaryDirectory()  # until nobody has the store any more
+        url = f"sqlite:///{self._folder.name}/pagemill.db"
+        schema.upgrade(url)
+        super().__init__(open_database(url))
 
     def begin_attempts(self, claims: Sequence[Claim], worker_name: str) -> BegunAttempts:
         begun = {claim.job_id: BegunAttempt(1, 0) for claim in claims}
