@@ -26,7 +26,7 @@ from worker.sql.tables import Base
 
 FOLDER = Path(__file__).resolve().parent / "released"
 ROOT = FOLDER.parents[2]
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0012")
 EPOCH = 1_777_622_400_000_000
 
 Contents = dict[str, tuple[tuple[str, ...], list[tuple[Any, ...]]]]  # table -> its columns, its rows

@@ -23,6 +23,7 @@ from sqlalchemy import Engine, event
 
 from scripts.fault_table.postgresql import connect_to_server, create_database, drop_database
 from tests.sql.builders import START, after, claim_of, dead_of, outcome_of, stats_of, submitted_of, worker_of
+from tests.sql.released.other_tables import write_all
 from worker.queue.submission import QueueRecord
 from worker.records import AttemptState, Retry
 from worker.sql import schema
@@ -95,6 +96,7 @@ def live(url: str, recorder: Recorder) -> None:
     store.register_worker(worker_of("w-running", started_at=after(5)))
     submit(url, recorder)
     run(store)
+    write_all(database, store, EPOCH + 100)
     read(store)
     store.heartbeat_worker("w-running", WorkerCounters(3, 2, 400, 50, 160), timedelta(seconds=0.5))
     store.stop_worker("w-stopped")
