@@ -55,13 +55,19 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         shutil.copy(request.getfixturevalue("migrated_sqlite_file"), tmp_path)
         return f"sqlite:///{tmp_path}/pagemill.db"
-    url: str = request.getfixturevalue("migrated_postgresql_url")
-    database = open_database(url)
+    url: str = request.getfixturevalue("postgresql_url")
+    return url
+
+
+@pytest.fixture
+def postgresql_url(migrated_postgresql_url: str) -> str:
+    """The URL of a PostgreSQL database at the latest revision, without rows."""
+    database = open_database(migrated_postgresql_url)
     with writing(database) as connection:
         for table in reversed(Base.metadata.sorted_tables):  # on few rows, faster than TRUNCATE
             connection.execute(delete(table))
     database.dispose()
-    return url
+    return migrated_postgresql_url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

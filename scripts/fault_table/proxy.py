@@ -28,6 +28,7 @@ class Proxy:
     is_cut: bool = False  # no connection goes through
     refuse_with: bytes | None = None  # the error that every command gets instead of its answer
     num_refused: int = 0
+    num_hung_up: int = 0  # connections that came while it was cut
     lose_replies_to: list[bytes] = field(default_factory=list)  # each entry loses the reply to one command with it
     open_sockets: set[socket.socket] = field(default_factory=set)
 
@@ -100,6 +101,7 @@ class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         proxy = self.proxy
         if proxy.is_cut:
+            proxy.num_hung_up += 1
             return
         family = socket.AF_UNIX if isinstance(proxy.target, str) else socket.AF_INET
         with socket.socket(family) as server, suppress(OSError):

@@ -15,6 +15,7 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
+from tests.sql.builders import worker_of
 from worker.cli.main import cli
 from worker.queue.connection import connect
 from worker.queue.embedded import embedded_url
@@ -23,6 +24,7 @@ from worker.records import AttemptState, Claim, JobStats, Outcome
 from worker.running.outcomes import acknowledgement
 from worker.sql.database import open_database
 from worker.sql.store import JobStore
+from worker.sql.tables import utc_now
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = "import sys; from worker.cli.main import main; main()"
@@ -155,6 +157,12 @@ CANNED_STATS = JobStats(
 def canned_worker(empty_queue: redis.Redis, store: JobStore) -> CannedWorker:
     """A worker without an engine on the commands' queue and database."""
     return CannedWorker(JobQueue(empty_queue, "canned", lease_seconds=60.0), store)
+
+
+@pytest.fixture
+def live_worker(store: JobStore) -> None:
+    """A worker that SQL knows as alive, serving the model smollm2."""
+    store.register_worker(worker_of("canned", started_at=utc_now()))
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:

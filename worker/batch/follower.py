@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from worker.batch.line_set import LineSet
@@ -74,6 +73,7 @@ class Follower:
         self._first_open = 1
         self._last_known = 0
         self._last_ended = 0
+        self._last_fault = 0
         self._reach = WINDOW_LINES
         self.tally = Tally(completed=len(self._written))
 
@@ -90,11 +90,11 @@ class Follower:
             self._first_open = min(self._first_open, line)
 
     def write_faults(self) -> None:
-        """Write the lines at fault, which have no jobs."""
-        faults = self._store.all_faults(self._batch_id)
-        while chunk := list(islice(faults, RESULTS_AT_ONCE)):
-            self._errors.append([fault_line(self._batch_id, fault) for fault in chunk])
-            self.tally.failed += len(chunk)
+        """Write the lines at fault, which have no jobs; called again, those that are not written yet."""
+        while faults := self._store.faults(self._batch_id, self._last_fault, RESULTS_AT_ONCE):
+            self._errors.append([fault_line(self._batch_id, fault) for fault in faults])
+            self.tally.failed += len(faults)
+            self._last_fault = faults[-1].line
 
     def poll(self, endpoint: Endpoint) -> bool:
         """Write what has ended since; tell whether anything had.

@@ -15,11 +15,12 @@ from typing import IO, Protocol
 
 from worker.batch.follower import Follower
 from worker.batch.lines import CheckedFile, RequestReader, RequestRules, check_file
+from worker.batch.patience import Patience
 from worker.batch.records import BatchFile, BatchStatus, new_batch_id
 from worker.batch.results import BatchResults
 from worker.batch.store import BatchStore
 from worker.batch.submitting import Submitter, rules_of
-from worker.errors import PagemillError, ServiceUnavailable
+from worker.errors import PagemillError
 from worker.openai_api.fields import Endpoint
 from worker.sql.tables import utc_now
 
@@ -130,13 +131,15 @@ class BatchRun:
         follower: Follower,
         listener: Listener,
         complaint: Callable[[], str | None],
+        patience: Patience,
     ) -> None:
-        """`complaint` tells why nothing may ever come, if so."""
+        """`complaint` tells why nothing may ever come, if so; `patience` is for a database that is away."""
         self._store = store
         self._submitter = submitter
         self._follower = follower
         self._listener = listener
         self._complaint = complaint
+        self._patience = patience
         self._complained = ""
         self._complain_at = time.monotonic() + FIRST_COMPLAINT_SECONDS
         self._poll_at = 0.0
@@ -148,27 +151,30 @@ class BatchRun:
         else:
             assert batch.endpoint is not None, "a batch that was submitted has an endpoint"
             endpoint, total = batch.endpoint, batch.num_requests or 0
-            self._follower.write_faults()
-            for line in BatchResults(self._store.engine).lines(batch.batch_id):
+            self._patience.call(self._follower.write_faults)
+            results = BatchResults(self._store.engine)
+            for line in self._patience.call(lambda: results.lines(batch.batch_id)):
                 self._follower.expect(line)
         self._follow(endpoint, total)
         self._follower.sync()
-        return self._store.written(batch.batch_id)
+        return self._patience.call(lambda: self._store.written(batch.batch_id))
 
     def _submit(self, file: IO[bytes], batch: BatchFile, plan: Plan) -> tuple[Endpoint, int]:
         try:
-            checked = check_batch(self._store, file, batch, plan, self._listener.checked)
+            checked = self._patience.call(
+                lambda: check_batch(self._store, file, batch, plan, self._listener.checked),
+            )
         except BatchFailed:
-            self._follower.write_faults()
+            self._patience.call(self._follower.write_faults)
             raise
         assert checked.endpoint is not None, "a good line has an endpoint"
-        self._follower.write_faults()
+        self._patience.call(self._follower.write_faults)
         for lines in self._submitter.submit(file, batch, rules_of(batch, plan.rules), checked):
             for line in lines:
                 self._follower.expect(line)
             if time.monotonic() >= self._poll_at:
                 self._poll(checked.endpoint, checked.num_requests)
-        self._store.submitted(batch.batch_id)
+        self._patience.call(lambda: self._store.submitted(batch.batch_id))
         return checked.endpoint, checked.num_requests
 
     def _follow(self, endpoint: Endpoint, total: int) -> None:
@@ -183,7 +189,7 @@ class BatchRun:
     def _poll(self, endpoint: Endpoint, total: int) -> bool:
         """Write what has ended, and settle when to look again: the longer it took, the later."""
         started = time.monotonic()
-        found = self._patiently(lambda: self._follower.poll(endpoint))
+        found = self._patience.call(lambda: self._follower.poll(endpoint))
         now = time.monotonic()
         self._poll_at = now + max(SHORTEST_PAUSE_SECONDS, PATIENCE * (now - started) if not found else 0.0)
         self._went_on(total)
@@ -201,15 +207,3 @@ class BatchRun:
         if text and text != self._complained:
             self._listener.notice(text)
         self._complained = text
-
-    def _patiently(self, action: Callable[[], bool]) -> bool:
-        """Return what `action` does, waiting out a database that is away: the jobs go on without us."""
-        is_away = False
-        while True:
-            try:
-                return action()
-            except ServiceUnavailable as error:
-                if not is_away:
-                    self._listener.notice(f"{error}; this goes on when it is back")
-                is_away = True
-            time.sleep(POLL_SECONDS)

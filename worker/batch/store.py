@@ -147,11 +147,12 @@ class BatchStore:
     def all_faults(self, batch_id: str) -> Iterator[LineFault]:
         """Yield the lines at fault, in their order."""
         after = 0
-        while faults := self._faults(batch_id, after, FAULTS_AT_ONCE):
+        while faults := self.faults(batch_id, after, FAULTS_AT_ONCE):
             yield from faults
             after = faults[-1].line
 
-    def _faults(self, batch_id: str, after_line: int, limit: int) -> list[LineFault]:
+    def faults(self, batch_id: str, after_line: int, limit: int) -> list[LineFault]:
+        """Return the next lines at fault behind a line, in their order."""
         columns = [getattr(BatchFaultRow, name) for name in LineFault.__dataclass_fields__]
         statement = select(*columns).where(BatchFaultRow.batch_id == batch_id, BatchFaultRow.line > after_line)
         with reading(self.engine) as connection:

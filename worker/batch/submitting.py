@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import IO, Any
 
 import redis
 
 from worker.batch.lines import CheckedFile, RequestLine, RequestReader, RequestRules
+from worker.batch.patience import NO_PATIENCE, Patience
 from worker.batch.records import BatchFile, LineFault, job_id_of
 from worker.batch.store import BatchStore
 from worker.cancelling import cancel_batch
@@ -40,14 +42,16 @@ class Submitter:
         store: BatchStore,
         notice: Callable[[str], None],
         result_ttl_seconds: int,
+        patience: Patience = NO_PATIENCE,
     ) -> None:
-        """`notice` tells the user what it waits for."""
+        """`notice` tells the user that Redis is full; `patience` is for services that are away."""
         self._connection = connection
         self._recorder = recorder
         self._store = store
         self._jobs = JobStore(store.engine)
         self._notice = notice
         self._result_ttl_seconds = result_ttl_seconds
+        self._patience = patience
 
     def submit(
         self, file: IO[bytes], batch: BatchFile, rules: RequestRules, checked: CheckedFile
@@ -61,7 +65,8 @@ class Submitter:
         size = {"batch_size": len(checked.good)}
         good = (line for line in reader.read(file) if line.line in checked.good)
         while chunk := list(islice(good, CHUNK_JOBS)):
-            self._enqueue(batch, [_new_job(batch.batch_id, line, size) for line in chunk])
+            jobs = [_new_job(batch.batch_id, line, size) for line in chunk]
+            self._patience.call(partial(self._enqueue, batch, jobs))
             yield [line.line for line in chunk]
 
     def _enqueue(self, batch: BatchFile, jobs: Sequence[NewJob]) -> None:

@@ -13,6 +13,7 @@ from worker.batch.changes import cancel as cancel_batch
 from worker.batch.changes import known_batch
 from worker.batch.detached import submit_file
 from worker.batch.exporting import error_lines, output_lines
+from worker.batch.patience import Patience
 from worker.batch.records import DEFAULT_WINDOW, ENDED_STATES, BatchState, BatchStatus
 from worker.batch.running import Plan
 from worker.batch.submitting import Submitter
@@ -25,6 +26,7 @@ from worker.cli.batch_context import (
     request_options,
     rules_for,
     status_fields,
+    timeout_option,
     window_option,
     write_lines,
 )
@@ -127,9 +129,10 @@ def status(batch_id: str, as_json: bool, **flags: Any) -> None:
 
 @batch.command()
 @click.argument("batch_id", metavar="BATCH")
+@timeout_option
 @service_options
 @json_option
-def wait(batch_id: str, as_json: bool, **flags: Any) -> None:
+def wait(batch_id: str, timeout: timedelta, as_json: bool, **flags: Any) -> None:
     """Wait until all requests of a batch have ended. Exits 1 when some failed.
 
     \b
@@ -138,6 +141,7 @@ def wait(batch_id: str, as_json: bool, **flags: Any) -> None:
     """
     settings = load_settings(flags)
     screen = Screen()
+    patience = Patience(timeout.total_seconds(), screen.notice)
     told: str | None = None
     with opened_batches(settings) as store, opened_queue(settings) as connection:
         current = known_batch(store, batch_id)
@@ -152,7 +156,7 @@ def wait(batch_id: str, as_json: bool, **flags: Any) -> None:
                 screen.went_on(current.counts.completed, current.counts.failed, current.counts.total or 0)
                 time.sleep(POLL_SECONDS)
                 polls += 1
-                current = known_batch(store, batch_id)
+                current = patience.call(lambda: known_batch(store, batch_id))
         finally:
             screen.clear()
     if as_json:

@@ -62,6 +62,14 @@ window_option = click.option(
     "--window", type=Span(), help="What is not done by then fails as expired: 90m, 24h, 7d.  [default: no limit]"
 )
 
+timeout_option = click.option(
+    "--timeout",
+    type=Span(),
+    default="10m",
+    show_default=True,
+    help="Give up, with exit code 69, when SQL or Redis is away for so long. The batch itself goes on.",
+)
+
 
 @contextmanager
 def opened_requests(path: Path) -> Iterator[IO[bytes]]:

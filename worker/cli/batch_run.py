@@ -19,6 +19,7 @@ from worker.batch.estimating import Estimate, recent_throughput, token_counter
 from worker.batch.follower import ErrorsFile, Follower
 from worker.batch.lines import CheckedFile, RequestReader, check_file, digest_of
 from worker.batch.output_file import OutputFile, opened_output
+from worker.batch.patience import Patience
 from worker.batch.records import BatchFile, BatchStatus, LineFault
 from worker.batch.running import BatchRun, Plan
 from worker.batch.store import BatchStore
@@ -32,6 +33,7 @@ from worker.cli.batch_context import (
     request_options,
     rules_for,
     status_fields,
+    timeout_option,
     window_option,
 )
 from worker.cli.options import json_option, service_options
@@ -59,6 +61,7 @@ SHOWN_FAULTS_JSON = 1_000
 @click.option("--retry-failed", "retry", is_flag=True, help="Go on, and run again what failed.")
 @request_options
 @window_option
+@timeout_option
 @service_options
 @json_option
 def run(
@@ -75,12 +78,14 @@ def run(
     model: str | None,
     max_tokens: int | None,
     window: timedelta | None,
+    timeout: timedelta,
     **flags: Any,
 ) -> None:
     """Run a file of requests in OpenAI's batch format, and write each result as it comes.
 
     All lines are checked first. One that is at fault goes to the errors, and the others are run. Should anything
-    interrupt this, the same command goes on where it was: nothing is run twice, and nothing is written twice.
+    interrupt this, the same command goes on where it was: nothing is run twice, and nothing is written twice. While SQL
+    or Redis is away, it waits, up to --timeout.
 
     Exits 1 when some requests failed, 2 when none could be run.
 
@@ -103,7 +108,7 @@ def run(
     screen = Screen()
     try:
         with ExitStack() as opened:
-            session = _Session.opened(opened, settings, screen)
+            session = _Session.opened(opened, settings, screen, timeout)
             rules = rules_for(settings, session.store.engine, max_tokens, model)
             plan = Plan(str(paths.requests), str(paths.output), tenant, settings.queues[0], rules, window, strict)
             status = _run(opened, session, paths, plan, earlier)
@@ -154,15 +159,17 @@ class _Session:
     connection: redis.Redis
     submitter: Submitter
     screen: Screen
+    patience: Patience
 
     @classmethod
-    def opened(cls, opened: ExitStack, settings: Settings, screen: Screen) -> Self:
+    def opened(cls, opened: ExitStack, settings: Settings, screen: Screen, timeout: timedelta) -> Self:
         """Open the services; `opened` closes them."""
         recorder = opened.enter_context(recorder_of(settings))
         connection = opened.enter_context(opened_queue(settings))
         store = opened.enter_context(opened_batches(settings))
-        submitter = Submitter(connection, recorder, store, screen.notice, settings.result_ttl_seconds)
-        return cls(settings, store, connection, submitter, screen)
+        patience = Patience(timeout.total_seconds(), screen.notice)
+        submitter = Submitter(connection, recorder, store, screen.notice, settings.result_ttl_seconds, patience)
+        return cls(settings, store, connection, submitter, screen, patience)
 
 
 def _run(opened: ExitStack, session: _Session, paths: _Paths, plan: Plan, earlier: _Earlier) -> BatchStatus:
@@ -189,7 +196,8 @@ def _run(opened: ExitStack, session: _Session, paths: _Paths, plan: Plan, earlie
     else:
         session.screen.notice(f"batch {batch.batch_id} has ended before; --fresh would run everything anew")
     watch = Watch(session.settings, store.engine, session.connection, batch.queue)
-    return BatchRun(store, session.submitter, follower, session.screen, watch.complaint).run(file, batch, plan)
+    run = BatchRun(store, session.submitter, follower, session.screen, watch.complaint, session.patience)
+    return run.run(file, batch, plan)
 
 
 def _forget(session: _Session, found: BatchFile | None, output: OutputFile, errors: Path) -> None:
