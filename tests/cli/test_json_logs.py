@@ -17,7 +17,8 @@ from tests.sql.builders import claim_of
 from worker.cli.json_logs import JsonFormatter
 from worker.cli.logs import adopt_loggers, configure_logging
 from worker.log_fields import FIELDS, about, at_hand, naming_worker
-from worker.settings_model import LogFormat, Settings
+from worker.settings_model import Settings
+from worker.settings_types import LogFormat
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = "0af7651916cd43dd8448eb211c80319c"

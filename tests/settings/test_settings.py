@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from worker.errors import ConfigurationError, ExitCode, PagemillError
 from worker.settings import resolve_settings
-from worker.settings_model import parse_size
+from worker.settings_types import parse_size
 
 
 def write_config(folder: Path, text: str) -> dict[str, str]:

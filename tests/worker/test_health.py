@@ -21,7 +21,7 @@ from worker.running.flow import Flow
 from worker.running.health import free_bytes
 from worker.running.health_server import MAX_CONNECTIONS, serving_health
 from worker.running.pulse import Pulse
-from worker.settings_model import Address, parse_address
+from worker.settings_types import Address, parse_address
 from worker.sql.store import JobStore
 
 ANY_PORT: dict[str, Any] = {"health_address": "127.0.0.1:0", "beat_seconds": 0.05}

@@ -7,7 +7,8 @@ from types import TracebackType
 
 from worker.cli.echo import EchoHandler
 from worker.cli.json_logs import JsonFormatter
-from worker.settings_model import LogFormat, Settings
+from worker.settings_model import Settings
+from worker.settings_types import LogFormat
 
 FORMAT = "%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s"
 OWN_LOGGERS = ("worker", "engine", "kernels")

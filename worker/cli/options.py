@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from worker.jobs import IDENTIFIER
-from worker.settings_model import QUEUE_PATTERN, QUEUE_RULE, parse_size
+from worker.settings_types import QUEUE_PATTERN, QUEUE_RULE, parse_size
 
 P = ParamSpec("P")
 R = TypeVar("R")

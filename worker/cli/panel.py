@@ -15,7 +15,8 @@ from worker.cli.output import message
 from worker.cli.tables import draw_table
 from worker.errors import PagemillError
 from worker.progress import Panel, ReadProgress, WorkerProgress
-from worker.settings_model import LogFormat, Settings
+from worker.settings_model import Settings
+from worker.settings_types import LogFormat
 
 Show = Callable[[WorkerProgress], None]
 

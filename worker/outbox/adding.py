@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from worker.errors import InvalidJob, PagemillError
 from worker.queue.submission import DEFAULT_QUEUE, JOB_ID, JOB_ID_RULE, PromptLike, valid_payload
-from worker.settings_model import QUEUE_PATTERN, QUEUE_RULE
+from worker.settings_types import QUEUE_PATTERN, QUEUE_RULE
 
 COLUMNS = ("job_id", "queue", "payload")
 INSERT = f"INSERT INTO pagemill_outbox ({', '.join(COLUMNS)}) VALUES "

@@ -13,7 +13,7 @@ from typing import Any
 
 from worker.errors import ConfigurationError
 from worker.running.health import HealthReport
-from worker.settings_model import Address
+from worker.settings_types import Address
 
 CONNECTION_SECONDS = 5.0  # a client that sends or reads nothing for so long is dropped
 MAX_CONNECTIONS = 16  # at once; others are dropped

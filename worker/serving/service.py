@@ -12,7 +12,8 @@ import uvicorn
 from worker.errors import ConfigurationError
 from worker.serving.app import make_app
 from worker.serving.services import opened_services
-from worker.settings_model import Address, Settings
+from worker.settings_model import Settings
+from worker.settings_types import Address
 from worker.sql import schema
 
 CONNECTIONS_PER_REQUEST = 4  # that are open, at most, for each request that may be answered at once

@@ -13,7 +13,7 @@ from worker.errors import InvalidJob, PagemillError
 from worker.jobs import parse_job
 from worker.queue.submission import JOB_ID, JOB_ID_RULE, MICROSECOND, QueueRecord, valid_payload
 from worker.records import DeadRecord
-from worker.settings_model import QUEUE_PATTERN, QUEUE_RULE
+from worker.settings_types import QUEUE_PATTERN, QUEUE_RULE
 from worker.sql.job_changes import SubmittedJob, add_dead, add_queued
 from worker.sql.lookups import chunked
 from worker.sql.tables import JobRow, OutboxRow
