@@ -152,6 +152,9 @@ class Settings(BaseModel):
         le=36_500,
         description="workers delete prompts and outputs of jobs that ended so long ago; unset keeps them",
     )
+    schedule_retention_days: int = Field(
+        default=365, ge=1, le=36_500, description="workers delete runs of schedules whose slots were so long ago"
+    )
     engine_timeout_seconds: float = Field(
         default=60.0,
         ge=1.0,
@@ -217,6 +220,20 @@ class Settings(BaseModel):
         ge=1,
         le=10_000_000_000,
         description="largest file that is taken, for example 200MB",
+        json_schema_extra=SERVING,
+    )
+    serve_tenant_file_bytes: ByteSize = Field(
+        default=10_000_000_000,
+        ge=1,
+        le=1_000_000_000_000_000,
+        description="most bytes of files that a tenant may keep, for example 10GB",
+        json_schema_extra=SERVING,
+    )
+    serve_file_days: int = Field(
+        default=30,
+        ge=1,
+        le=36_500,
+        description="time after which a file is deleted, where its sender does not say when",
         json_schema_extra=SERVING,
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -15,7 +15,7 @@ from worker.cli.tables import print_table
 from worker.errors import ExitCode
 from worker.settings import load_settings
 from worker.sql import schema
-from worker.sql.retention import Purger, PurgeScope
+from worker.sql.retention import Purged, Purger, PurgeScope
 from worker.sql.rollups.rolling import Roller, rolled_end
 from worker.sql.tables import utc_now
 
@@ -142,6 +142,7 @@ def purge(
     **flags: Any,
 ) -> None:
     """Delete jobs that ended long ago, with their attempts, outputs and figures. Reports keep what was counted.
+    Without --batch and --tenant, runs of schedules go too.
 
     A few hundred at a time, so that workers go on meanwhile. Jobs that wait or run are never touched. What ended in an
     hour that is not over stays until it can be counted. Workers do the same where retention_days is set.
@@ -158,8 +159,8 @@ def purge(
         found = purger.count(scope, rolled_end(utc_now()))
         if not dry_run:
             what = "the texts of " if texts_only else ""
-            if found.jobs and not yes:
-                click.confirm(f"Purge {what}{found.jobs:,} jobs?", abort=True, err=True)
+            if (found.jobs or found.runs) and not yes:
+                click.confirm(f"Purge {what}{_described(found)}?", abort=True, err=True)
             progress = Progress(found.jobs)
             try:
                 found = purger.run(scope, told=progress.draw)
@@ -169,6 +170,11 @@ def purge(
         print_json(found)
     else:
         verb = "would purge" if dry_run else "purged"
-        print_text(f"{verb} {'the texts of ' if texts_only else ''}{found.jobs:,} jobs")
+        print_text(f"{verb} {'the texts of ' if texts_only else ''}{_described(found)}")
         if found.too_recent:
             message(f"{found.too_recent:,} more ended within the last hour or so, and stay until they are rolled up")
+
+
+def _described(purged: Purged) -> str:
+    runs = f" and {purged.runs:,} runs of schedules" if purged.runs else ""
+    return f"{purged.jobs:,} jobs{runs}"

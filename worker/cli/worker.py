@@ -34,6 +34,7 @@ VALUE_NAMES = {
     "serve_address": "HOST:PORT",
     "serve_queue": "NAME",
     "serve_max_file_bytes": "SIZE",
+    "serve_tenant_file_bytes": "SIZE",
 }
 
 

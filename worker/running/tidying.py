@@ -29,6 +29,7 @@ class TidyChore:
         self._purger = Purger(engine, sleep=lambda seconds: time.sleep(min(seconds, LONGEST_REST_SECONDS)))
         self._job_days = settings.retention_days
         self._text_days = settings.text_retention_days
+        self._run_days = settings.schedule_retention_days
         self._stopped = stopped
         self._texts_purged_until: datetime | None = None  # jobs keep their place in time: none is looked at twice
 
@@ -49,6 +50,9 @@ class TidyChore:
                 logger.info("purged %d jobs that ended more than %d days ago", purged.jobs, self._job_days)
         if self._text_days is not None:
             self._purge_texts(self._text_days)
+        runs = self._purger.run_schedules(_older_than(self._run_days).before, stopped=self._stopped)
+        if runs:
+            logger.info("purged %d runs of schedules of more than %d days ago", runs, self._run_days)
 
     def _purge_texts(self, days: int) -> None:
         scope = replace(_older_than(days), texts_only=True, since=self._texts_purged_until)

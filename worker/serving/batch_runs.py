@@ -7,7 +7,7 @@ the next one goes on. Going on is harmless where another service is still at it,
 import asyncio
 import logging
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import IO
 
 import redis
@@ -127,9 +127,12 @@ class BatchRuns:
         if status is None or status.batch.tenant != tenant or file_id not in result_file_ids(status):
             return None
         known, ended_at = self._files.files.find(tenant, file_id), ended_at_of(status.batch)
-        if known is not None and ended_at is not None and known.created_at >= ended_at:
+        is_new = known is not None and ended_at is not None and known.created_at >= ended_at
+        if is_new and self._files.path(file_id).exists():
             return known
-        file = ApiFile(file_id, tenant, f"{batch_id}{ending}.jsonl", "batch_output", 0, utc_now())
+        now = utc_now()
+        expires_at = now + timedelta(days=self._settings.serve_file_days)  # made anew when asked for later
+        file = ApiFile(file_id, tenant, f"{batch_id}{ending}.jsonl", "batch_output", 0, now, expires_at)
         lines = LINES[ending](self.store, status.batch)
         return self._files.write(file, lambda target: target.writelines(lines))
 

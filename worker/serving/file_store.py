@@ -2,9 +2,10 @@
 
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
@@ -13,6 +14,8 @@ from worker.errors import TryLater
 from worker.sql.api_files import ApiFile, ApiFiles
 
 FOLDER = "files"  # in the data folder: 0700, each file 0600
+ORPHAN_AGE_SECONDS = 86_400.0  # SQL may hear of a file only when all of it has come
+PATHS_AT_ONCE = 500
 
 
 class FileStore:
@@ -23,12 +26,16 @@ class FileStore:
         self._folder = data_dir / FOLDER
         self.files = files
 
-    def keep(self, tenant: str, filename: str, purpose: str, content: IO[bytes]) -> ApiFile:
-        """Keep a copy of `content`, from where it stands."""
-        file = ApiFile(f"file-{uuid4().hex[:24]}", tenant, filename, purpose, 0, datetime.now(UTC))
-        return self.write(file, lambda target: shutil.copyfileobj(content, target))
+    def keep(
+        self, tenant: str, filename: str, purpose: str, content: IO[bytes], lifetime: timedelta, limit_bytes: int
+    ) -> ApiFile:
+        """Keep a copy of `content`, from where it stands, for some time. Raises FileQuotaReached where the tenant would
+        keep more than `limit_bytes`."""
+        now = datetime.now(UTC)
+        file = ApiFile(f"file-{uuid4().hex[:24]}", tenant, filename, purpose, 0, now, now + lifetime)
+        return self.write(file, lambda target: shutil.copyfileobj(content, target), limit_bytes=limit_bytes)
 
-    def write(self, file: ApiFile, fill: Callable[[IO[bytes]], object]) -> ApiFile:
+    def write(self, file: ApiFile, fill: Callable[[IO[bytes]], object], *, limit_bytes: int | None = None) -> ApiFile:
         """Keep what `fill` writes as a file; return it with its size. It takes the place of one of the same id."""
         path = self.path(file.id)
         part = path.with_name(f"{file.id}.{uuid4().hex}.part")
@@ -40,13 +47,20 @@ class FileStore:
                     target.flush()
                     os.fsync(target.fileno())
                     num_bytes = target.tell()
+                kept = replace(file, num_bytes=num_bytes)
+                if limit_bytes is not None:
+                    self.files.check_room(file.tenant, num_bytes, limit_bytes)
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)
         except OSError as error:
             raise TryLater(f"a file cannot be kept in {self._folder}: {error.strerror}") from None
-        kept = replace(file, num_bytes=num_bytes)
-        self.files.add(kept)
+        try:
+            self.files.add(kept, limit_bytes=limit_bytes)
+        except BaseException:
+            if limit_bytes is not None:  # it is a new one, and nobody knows its id
+                path.unlink(missing_ok=True)
+            raise
         return kept
 
     def delete(self, tenant: str, file_id: str) -> bool:
@@ -55,6 +69,35 @@ class FileStore:
             return False
         self.path(file_id).unlink(missing_ok=True)
         return True
+
+    def tidy(self) -> int:
+        """Delete files that have expired, and what lies in the folder though SQL knows nothing of it; returns how many
+        files that were. Any number of services may do so at once."""
+        num_deleted = 0
+        while expired := self.files.delete_expired():
+            for file_id in expired:
+                self.path(file_id).unlink(missing_ok=True)
+            num_deleted += len(expired)
+        for names in self._old_names():
+            for name in names - self.files.known(names):
+                self.path(name).unlink(missing_ok=True)
+                num_deleted += 1
+        return num_deleted
+
+    def _old_names(self) -> Iterator[set[str]]:
+        """Yield the names of what was written some time ago, a page at a time."""
+        if not self._folder.is_dir():
+            return
+        latest = time.time() - ORPHAN_AGE_SECONDS
+        names: set[str] = set()
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime < latest:
+                    names.add(entry.name)
+                if len(names) == PATHS_AT_ONCE:
+                    yield names
+                    names = set()
+        yield names
 
     def path(self, file_id: str) -> Path:
         """Return where a file's content is; `file_id` is one that SQL knows."""

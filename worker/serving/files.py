@@ -3,20 +3,24 @@
 import asyncio
 import unicodedata
 from collections.abc import AsyncGenerator
+from datetime import timedelta
 from typing import Any
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from worker.jobs import shorten
-from worker.openai_api.errors import MISSING_PARAMETER, RequestRefused, refusal
+from worker.openai_api.errors import MISSING_PARAMETER, UNKNOWN_PARAMETER, RequestRefused, refusal
 from worker.serving.bodies import too_large
 from worker.serving.services import Services
-from worker.sql.api_files import ApiFile
+from worker.sql.api_files import SENT, ApiFile, FileQuotaReached
 
-PURPOSES = ("batch",)  # for which a tenant may send files
+PURPOSES = (SENT,)  # for which a tenant may send files
+ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"  # as OpenAI's clients spell them in a form
+FIELDS = ("file", "purpose", ANCHOR, SECONDS)
+SHORTEST_LIFE_SECONDS, LONGEST_LIFE_SECONDS = 3_600, 2_592_000  # OpenAI's
 FORM_BYTES = 65_536  # of an upload beside its file's content
 UPLOAD_SECONDS = 600.0
 MAX_NAME_CHARACTERS = 255
@@ -36,7 +40,7 @@ async def upload_file(request: Request) -> Response:
         async with asyncio.timeout(UPLOAD_SECONDS):
             form = await parser.parse()
         try:
-            file = await _keep(services, request.state.tenant, form.get("file"), form.get("purpose"))
+            file = await _keep(services, request.state.tenant, form)
         finally:
             await form.close()
     except MultiPartException as error:
@@ -57,7 +61,11 @@ async def _limited(request: Request, limit_bytes: int) -> AsyncGenerator[bytes]:
         yield chunk
 
 
-async def _keep(services: Services, tenant: str, file: Any, purpose: Any) -> ApiFile:
+async def _keep(services: Services, tenant: str, form: FormData) -> ApiFile:
+    for name in form:
+        if name not in FIELDS:
+            raise refusal(None, f"unknown field {shorten(name)}; a file has {', '.join(FIELDS)}", UNKNOWN_PARAMETER)
+    file, purpose = form.get("file"), form.get("purpose")
     if not isinstance(file, UploadFile):
         raise refusal("file", "is required", MISSING_PARAMETER)
     if purpose not in PURPOSES:
@@ -66,8 +74,31 @@ async def _keep(services: Services, tenant: str, file: Any, purpose: Any) -> Api
         raise refusal("file", "is empty")
     if file.size > services.settings.serve_max_file_bytes:
         raise too_large(services.settings.serve_max_file_bytes)
+    lifetime = _lifetime(form, timedelta(days=services.settings.serve_file_days))
+    limit = services.settings.serve_tenant_file_bytes
     await file.seek(0)
-    return await asyncio.to_thread(services.files.keep, tenant, _plain_name(file.filename), purpose, file.file)
+    try:
+        await asyncio.to_thread(services.files.files.check_room, tenant, file.size, limit)
+        return await asyncio.to_thread(
+            services.files.keep, tenant, _plain_name(file.filename), SENT, file.file, lifetime, limit
+        )
+    except FileQuotaReached as error:
+        text = f"has {file.size} bytes, and {error}; delete files that are not needed"
+        raise refusal("file", text, "file_quota_reached", status=413) from None
+
+
+def _lifetime(form: FormData, default: timedelta) -> timedelta:
+    """Return how long a file is kept. Raises RequestRefused naming the field at fault."""
+    anchor, seconds = form.get(ANCHOR), form.get(SECONDS)
+    if anchor is None and seconds is None:
+        return default
+    if anchor != "created_at":
+        raise refusal(ANCHOR, f"must be created_at, got {shorten(anchor)}")
+    is_number = isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) <= 9
+    if not is_number or not SHORTEST_LIFE_SECONDS <= int(str(seconds)) <= LONGEST_LIFE_SECONDS:
+        bounds = f"from {SHORTEST_LIFE_SECONDS} to {LONGEST_LIFE_SECONDS}"
+        raise refusal(SECONDS, f"must be a whole number {bounds}, got {shorten(seconds)}")
+    return timedelta(seconds=int(str(seconds)))
 
 
 def _plain_name(name: str | None) -> str:
@@ -134,6 +165,7 @@ def file_document(file: ApiFile) -> dict[str, Any]:
         "object": "file",
         "bytes": file.num_bytes,
         "created_at": int(file.created_at.timestamp()),
+        "expires_at": None if file.expires_at is None else int(file.expires_at.timestamp()),
         "filename": file.filename,
         "purpose": file.purpose,
         "status": "processed",

@@ -16,6 +16,7 @@ from worker.serving.admission import Seats
 from worker.serving.batch_runs import BatchRuns
 from worker.serving.chores import Chores
 from worker.serving.file_store import FileStore
+from worker.serving.file_tidying import tidy_files
 from worker.serving.fleet import Fleet
 from worker.serving.identity import Identities
 from worker.settings_model import Settings
@@ -77,6 +78,7 @@ async def opened_services(settings: Settings, closing: asyncio.Event) -> AsyncIt
         async with client:
             for batch_id in await asyncio.to_thread(batches.unfinished):
                 chores.start(batches.run(batch_id))
+            chores.start(tidy_files(files, closing, settings.tidy_seconds))
             yield Services(
                 settings,
                 client,

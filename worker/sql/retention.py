@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, delete, 
 from worker.sql.database import reading, writing
 from worker.sql.lookups import IDS_PER_STATEMENT
 from worker.sql.rollups.rolling import Roller, hour_start, rolled_span, take_rollup_lock
+from worker.sql.run_retention import count_old_runs, delete_old_runs, delete_removed_schedules
 from worker.sql.tables import BatchRow, JobRow, ResultRow, RolledHourRow
 
 PURGED_PAYLOAD = '{"texts": "purged"}'  # of a job whose texts are gone
@@ -31,6 +32,11 @@ class PurgeScope:
     texts_only: bool = False  # prompts and outputs go; the jobs, their attempts and figures stay
     since: datetime | None = None  # those that ended earlier are known to be purged: they are not looked at
 
+    @property
+    def has_runs(self) -> bool:
+        """Whether runs of schedules go too: they are of no batch or tenant, and have no texts."""
+        return self.batch is None and self.tenant is None and not self.texts_only
+
 
 @dataclass(frozen=True, slots=True)
 class Purged:
@@ -39,6 +45,7 @@ class Purged:
     jobs: int
     batches: int  # that had no jobs left
     too_recent: int  # jobs that fit, but ended in an hour that cannot be rolled up yet: they stay
+    runs: int = 0  # of schedules
 
 
 class Purger:
@@ -55,7 +62,8 @@ class Purger:
             before = scope.before if rolled_until is None else min(scope.before, rolled_until)
             jobs = _count(connection, scope, JobRow.ended_at < before)
             recent = _count(connection, scope, JobRow.ended_at >= before) if not scope.texts_only else 0
-        return Purged(jobs, 0, recent)
+            runs = count_old_runs(connection, scope.before) if scope.has_runs else 0
+        return Purged(jobs, 0, recent, runs)
 
     def run(
         self,
@@ -78,7 +86,20 @@ class Purger:
         with writing(self._engine) as connection:
             batches = _delete_empty_batches(connection, before)
             recent = _count(connection, scope, JobRow.ended_at >= before)
-        return Purged(jobs, batches, recent)
+        runs = self.run_schedules(scope.before, stopped=stopped) if scope.has_runs else 0
+        return Purged(jobs, batches, recent, runs)
+
+    def run_schedules(self, before: datetime, *, stopped: Callable[[], bool] = lambda: False) -> int:
+        """Purge the runs of schedules whose slots were before `before` (UTC); return how many. Raises as `run`."""
+        purged = 0
+        while not stopped():
+            with writing(self._engine) as connection:
+                chunk = delete_old_runs(connection, before)
+                if not chunk:
+                    delete_removed_schedules(connection, before)
+                    break
+            purged += chunk
+        return purged
 
     def _in_chunks(
         self, scope: PurgeScope, before: datetime, told: Callable[[int], None], stopped: Callable[[], bool]

@@ -37,6 +37,7 @@ class CollectionRow(Base):
     revision: Mapped[int]  # rises with every change of its chunks
     created_at: Mapped[datetime]
     indexed_at: Mapped[datetime]  # when its source was last read to the end
+    source_options: Mapped[str | None]  # JSON: how its source is read; None where an earlier version indexed it
 
 
 class DocumentRow(Base):

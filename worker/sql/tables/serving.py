@@ -33,3 +33,4 @@ class ApiFileRow(Base):
     purpose: Mapped[str]
     num_bytes: Mapped[int]
     created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]  # it is not there any more since then; None of one that stays
