@@ -49,9 +49,17 @@ class BlockLedger:
         self.settle(request, block_ids)
         request.figures.kv_block_meter_ns = 0
         for block_id in block_ids:
-            self._holders[block_id] -= 1
-            if not self._holders[block_id]:
-                self._num_held -= 1
+            self._drop(block_id)
+
+    def let_go(self, request: Request, block_id: int) -> None:
+        """End what a request pays for one of its blocks. Its share is up to date again when it is next settled."""
+        request.figures.kv_block_share_ns += self._read(block_id) + self._meters[block_id]
+        self._drop(block_id)
+
+    def _drop(self, block_id: int) -> None:
+        self._holders[block_id] -= 1
+        if not self._holders[block_id]:
+            self._num_held -= 1
 
     def settle(self, request: Request, block_ids: Iterable[int]) -> None:
         """Bring a request's share up to now; it goes on holding its blocks, which are all that it has."""

@@ -50,6 +50,10 @@ class BlockPool:
     def is_free(self, block_id: int) -> bool:
         return block_id in self._free
 
+    def is_writable(self, block_id: int) -> bool:
+        """Whether its one holder may change what is in it: nobody else reads it, or will find it by its hash."""
+        return self._ref_counts[block_id] == 1 and self._hashes[block_id] is None
+
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, least recently used first, each with one reference and no content.
 

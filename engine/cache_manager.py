@@ -6,6 +6,7 @@ from engine.block_hash import block_hash, root_hash
 from engine.block_ledger import BlockLedger, nanoseconds
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
+from engine.forking import BlockCopy, shared_prompt
 from engine.request import Request
 
 
@@ -19,40 +20,56 @@ class KVCacheManager:
         self._caching = config.enable_prefix_caching
         self._model_name = model_name
         self._clock = clock
+        self._copies: list[BlockCopy] = []
 
     def admit(self, request: Request) -> bool:
         """Give a request without blocks its prefix hits, if all its known tokens fit beside what is held now.
 
-        Sets `num_computed_tokens` to the tokens hit. The last known token is never a hit: its logits are needed.
+        Sets `num_computed_tokens` to the tokens hit. The last known token is never a hit: its logits are needed. What a
+        request of its group holds of the prompt is a hit too, the partly filled block at its end included.
         Returns False, with nothing changed, when there is no room.
         """
         hits = self._match_prefix(request)
+        num_hit = len(hits) * self._block_size
+        shared = shared_prompt(request)
+        if shared is not None and shared.num_tokens > num_hit:
+            hits, num_hit = self._leading_blocks(shared.holder, shared.num_tokens), shared.num_tokens
         num_blocks = -(-request.num_tokens // self._block_size)
-        num_taken = num_blocks - len(hits) + sum(self.pool.is_free(block_id) for block_id in hits)
+        num_copied = num_hit % self._block_size > 0  # a partly filled block is copied before it is written to
+        num_taken = num_blocks - len(hits) + num_copied + sum(self.pool.is_free(block_id) for block_id in hits)
         if num_taken > self.pool.num_free:
             return False
-        self._account(request)
-        self.block_ledger.take(request, hits)
-        self.pool.share(hits)
-        request.block_ids.extend(hits)
-        request.num_cached_blocks = len(hits)
-        request.num_computed_tokens = len(hits) * self._block_size
-        request.figures.kv_blocks_peak = max(request.figures.kv_blocks_peak, len(hits))
+        self._reuse(request, hits, num_hit)
         return True
 
+    def fork(self, holder: Request, request: Request) -> None:
+        """Give a request without blocks those that hold its prompt in `holder`; it takes no block of its own yet."""
+        num_tokens = min(request.num_prompt_tokens, request.num_tokens - 1)
+        self._reuse(request, self._leading_blocks(holder, num_tokens), num_tokens)
+
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the block table to hold `num_tokens` tokens. Returns False, with nothing changed, without room."""
-        missing = -(-num_tokens // self._block_size) - len(request.block_ids)
-        if missing <= 0:
+        """Extend the block table to hold `num_tokens` tokens, and put a copy in the place of the block that is written
+        to next where others read that too; see `take_copies`. Returns False, with nothing changed, without room."""
+        num_own = len(request.block_ids)
+        missing = -(-num_tokens // self._block_size) - num_own
+        written = request.num_computed_tokens // self._block_size
+        is_copied = written < num_own and not self.pool.is_writable(request.block_ids[written])
+        if missing + is_copied <= 0:
             return True
-        if missing > self.pool.num_free:
+        if missing + is_copied > self.pool.num_free:
             return False
         self._account(request)
-        taken = self.pool.allocate(missing)
-        self.block_ledger.take(request, taken)
-        request.block_ids.extend(taken)
-        request.figures.kv_blocks_peak = max(request.figures.kv_blocks_peak, len(request.block_ids))
+        taken = self.pool.allocate(missing + is_copied)
+        self._take(request, taken[: len(taken) - is_copied])
+        if is_copied:
+            self._replace(request, written, taken[-1])
         return True
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """Return the copies that are to be made before the next step's first write; they are its plan's from now on."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Offer the blocks filled by the first `num_tokens` known tokens to the prefix cache.
@@ -73,6 +90,8 @@ class KVCacheManager:
         self._account(request)
         self.block_ledger.give_back(request, request.block_ids)
         self.pool.release(request.block_ids)
+        if request.group is not None:
+            request.group.figures.give_back(request.block_ids, self._clock())
         request.block_ids.clear()
         request.num_cached_blocks = 0
         request.num_computed_tokens = 0
@@ -89,6 +108,37 @@ class KVCacheManager:
     def advance(self, now_ns: int) -> None:
         """Bring the account of all blocks up to now; before anything changes who holds what, or what is cached."""
         self.block_ledger.advance(now_ns, self.pool.num_reusable)
+
+    def _leading_blocks(self, holder: Request, num_tokens: int) -> list[int]:
+        return holder.block_ids[: -(-num_tokens // self._block_size)]
+
+    def _reuse(self, request: Request, block_ids: list[int], num_tokens: int) -> None:
+        """Let a request without blocks hold these, which have the KV of its first `num_tokens` tokens."""
+        self._account(request)
+        self.pool.share(block_ids)
+        self._take(request, block_ids)
+        request.num_cached_blocks = num_tokens // self._block_size
+        request.num_computed_tokens = num_tokens
+
+    def _take(self, request: Request, block_ids: list[int]) -> None:
+        """Put blocks that a request has a reference to at the end of its table."""
+        self.block_ledger.take(request, block_ids)
+        request.block_ids.extend(block_ids)
+        request.figures.kv_blocks_peak = max(request.figures.kv_blocks_peak, len(request.block_ids))
+        if request.group is not None:
+            request.group.figures.take(block_ids, self._clock())
+
+    def _replace(self, request: Request, index: int, copy: int) -> None:
+        """Put a block that is to become a copy, and has a reference, in the place of the one at `index`."""
+        original = request.block_ids[index]
+        self.block_ledger.let_go(request, original)
+        self.block_ledger.take(request, (copy,))
+        request.block_ids[index] = copy
+        self.pool.release((original,))
+        if request.group is not None:
+            request.group.figures.take((copy,), self._clock())
+            request.group.figures.give_back((original,), self._clock())
+        self._copies.append(BlockCopy(original, copy))
 
     def _match_prefix(self, request: Request) -> list[int]:
         if not self._caching:

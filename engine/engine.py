@@ -8,10 +8,11 @@ from typing import Protocol
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
+from engine.forking import Output, check_outputs, request_id_of_output
 from engine.grammar import Grammar
 from engine.ledger import EngineLedger
 from engine.quarantine import DeviceOutOfMemory, EngineBroken, Quarantine
-from engine.request import Request, RequestError, RequestFigures, SamplingParams
+from engine.request import ForkGroup, GroupFigures, Request, RequestError, RequestFigures, SamplingParams
 from engine.scheduler import Scheduler, SchedulerOutput, StepLimits
 from engine.stopping import Detokenize
 
@@ -108,16 +109,39 @@ class Engine:
         grammar: Grammar | None = None,
     ) -> Request:
         """Queue a prompt of token ids. Raises RequestError when it can never be served; the others go on."""
+        self._check_token_ids(prompt, params)
+        request = self._new_request(request_id, prompt, params, tenant)
+        request.grammar = grammar
+        self.scheduler.add(request)
+        return request
+
+    def add_group(
+        self, request_id: str, prompt: Sequence[int], outputs: Sequence[Output], *, tenant: str = ""
+    ) -> tuple[Request, ...]:
+        """Queue a prompt of which several outputs are wanted: a request each, which end each for itself.
+
+        Raises RequestError when one of them can never be served; none is queued then.
+        """
+        check_outputs(outputs)
+        for output in outputs:
+            self._check_token_ids(prompt, output.params)
+        group = ForkGroup(GroupFigures(self._clock()))
+        for index, output in enumerate(outputs):
+            request = self._new_request(request_id_of_output(request_id, index), prompt, output.params, tenant)
+            request.grammar = output.grammar
+            request.group = group
+            group.members.append(request)
+        requests = tuple(group.members)
+        self.scheduler.add(*requests)
+        return requests
+
+    def _check_token_ids(self, prompt: Sequence[int], params: SamplingParams) -> None:
         vocab_size = self.model.vocab_size
         biased = [token for token, _ in params.logit_bias]
         for field, ids in (("prompt", prompt), ("stop_token_ids", params.stop_token_ids), ("logit_bias", biased)):
             bad = next((token for token in ids if not 0 <= token < vocab_size), None)
             if bad is not None:
                 raise RequestError("invalid_token", f"{field} holds token id {bad}; ids go from 0 to {vocab_size - 1}")
-        request = self._new_request(request_id, prompt, params, tenant)
-        request.grammar = grammar
-        self.scheduler.add(request)
-        return request
 
     def _new_request(self, request_id: str, prompt: Sequence[int], params: SamplingParams, tenant: str) -> Request:
         now = self._clock()

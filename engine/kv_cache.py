@@ -1,10 +1,13 @@
 """The KV cache's memory: one K and one V tensor a layer, and how many blocks fit in a given amount."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from kernels import ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,36 @@ class KVCache:
             memory = torch.zeros((shape.num_layers, 2, *sizes), dtype=shape.dtype, device=device)
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((layer[0], layer[1]) for layer in memory)
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, (from, to), as if one after the other."""
+        device = self.layers[0][0].device
+        for batch in _independent(copies):
+            sources, targets = torch.tensor(batch, dtype=torch.int64, device=device).unbind(dim=1)
+            for key_cache, value_cache in self.layers:
+                ops.copy_blocks(key_cache, value_cache, sources, targets)
+
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks that may hold NaN or infinity, before another request gets them."""
         for key_cache, value_cache in self.layers:
             key_cache[block_ids] = 0
             value_cache[block_ids] = 0
+
+
+def _independent(copies: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Yield copies in their order, in runs that may be made all at once: no block is both read and written in one, and
+    none written twice."""
+    batch: list[tuple[int, int]] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for source, target in copies:
+        if source in written or target in read or target in written:
+            yield batch
+            batch, read, written = [], set(), set()
+        batch.append((source, target))
+        read.add(source)
+        written.add(target)
+    if batch:
+        yield batch
 
 
 def _lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:

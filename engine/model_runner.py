@@ -59,6 +59,8 @@ class ModelRunner:
             raise token
 
     def _run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+        if plan.copies:
+            self.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
         logits = self.model.forward(self.model.build_input(plan, self.cache))
         tokens = sample(logits, [share.request for share in plan.scheduled])
         return {

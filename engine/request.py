@@ -1,5 +1,7 @@
 """A request: the engine's in-memory form of a job, with its sampling parameters and its figures."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
@@ -128,6 +130,43 @@ class RequestFigures:
     kv_block_meter_ns: int = 0  # what the meters of the blocks that it holds stood at
 
 
+@dataclass(slots=True)
+class GroupFigures:
+    """The blocks that the requests of a group hold together: one that several of them share counts once."""
+
+    blocks_changed_at: float  # seconds on the engine's clock
+    kv_blocks_peak: int = 0
+    kv_block_seconds: float = 0.0
+    holders: Counter[int] = field(default_factory=Counter)  # by block id
+
+    def take(self, block_ids: Iterable[int], now: float) -> None:
+        """Note that one of the group holds these blocks too from now on."""
+        self._account(now)
+        self.holders.update(block_ids)
+        self.kv_blocks_peak = max(self.kv_blocks_peak, len(self.holders))
+
+    def give_back(self, block_ids: Iterable[int], now: float) -> None:
+        """Note that one of the group has let go of these blocks."""
+        self._account(now)
+        for block_id in block_ids:
+            self.holders[block_id] -= 1
+            if not self.holders[block_id]:
+                del self.holders[block_id]
+
+    def _account(self, now: float) -> None:
+        self.kv_block_seconds += len(self.holders) * (now - self.blocks_changed_at)
+        self.blocks_changed_at = now
+
+
+@dataclass(slots=True, eq=False)
+class ForkGroup:
+    """The unfinished requests of one prompt, one an output; `engine.forking` says how they share its blocks."""
+
+    figures: GroupFigures
+    members: list["Request"] = field(default_factory=list)  # in the order of their outputs
+    aside: list["Request"] = field(default_factory=list)  # waiting ones, for which another computes the prompt
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence. The scheduler owns its state, the cache manager its blocks.
@@ -154,6 +193,12 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one an output token, where asked for
     finish_reason: FinishReason | None = None
     error: RequestError | None = None
+    group: ForkGroup | None = None  # of a prompt with several outputs
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether it holds the KV of its whole prompt."""
+        return self.num_computed_tokens >= self.num_prompt_tokens
 
     @property
     def num_tokens(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
+from engine.forking import BlockCopy, is_aside, stands_aside
 from engine.request import FinishReason, Request, RequestError, RequestState
 from engine.stopping import Detokenize, finish_reason
 
@@ -42,6 +43,7 @@ class SchedulerOutput:
     scheduled: tuple[ScheduledRequest, ...]
     num_tokens: int
     preempted: tuple[Request, ...]
+    copies: tuple[BlockCopy, ...] = ()  # to be made before anything is written, in this order
 
 
 class Scheduler:
@@ -77,8 +79,17 @@ class Scheduler:
         """Unfinished requests by id."""
         return self._requests
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError for one that can never fit; nobody else is touched."""
+    def add(self, *requests: Request) -> None:
+        """Queue requests, all or none. Raises RequestError for one that can never fit; nobody else is touched.
+
+        Those of a group need not fit all at once: each is preempted and admitted by itself.
+        """
+        for request in requests:
+            self._check(request)
+        for request in requests:
+            self._enqueue(request)
+
+    def _check(self, request: Request) -> None:
         worst = request.num_prompt_tokens + request.params.max_tokens
         if request.request_id in self._requests:
             raise RequestError("duplicate_request", f"request_id {request.request_id!r} is already in the engine")
@@ -96,6 +107,8 @@ class Scheduler:
                 f"prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.params.max_tokens}: "
                 f"together {worst}, above the KV cache's {self._config.kv_capacity_tokens}",
             )
+
+    def _enqueue(self, request: Request) -> None:
         self._requests[request.request_id] = request
         self._waiting.append(request)
         self._num_waiting += 1
@@ -112,16 +125,17 @@ class Scheduler:
 
         The plan must be run next, and `update` called with its tokens: blocks are offered to the prefix cache here.
         """
-        scheduled, preempted, budget = self._schedule_running(limits.num_tokens)
+        scheduled, preempted, budget = self._schedule_running(limits.num_tokens, limits.num_seqs)
         if not preempted:
             self._admit_waiting(scheduled, budget, limits.num_seqs, only)
         num_tokens = sum(share.num_scheduled_tokens for share in scheduled)
-        return SchedulerOutput(tuple(scheduled), num_tokens, tuple(preempted))
+        return SchedulerOutput(tuple(scheduled), num_tokens, tuple(preempted), self.cache.take_copies())
 
-    def _schedule_running(self, budget: int) -> tuple[list[ScheduledRequest], list[Request], int]:
+    def _schedule_running(self, budget: int, num_seqs: int) -> tuple[list[ScheduledRequest], list[Request], int]:
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
-        while len(scheduled) < len(self._running) and budget > 0:
+        # Forks are running as soon as there is something to share, so there may be more of them than a step may hold.
+        while len(scheduled) < min(len(self._running), num_seqs) and budget > 0:
             request = self._running[len(scheduled)]
             count = min(request.num_tokens - request.num_computed_tokens, budget)
             while not self.cache.grow(request, request.num_computed_tokens + count):
@@ -134,11 +148,14 @@ class Scheduler:
     def _admit_waiting(
         self, scheduled: list[ScheduledRequest], budget: int, num_seqs: int, only: Container[str] | None
     ) -> None:
-        while budget > 0 and len(self._running) < num_seqs and self._num_waiting:
+        while budget > 0 and len(self._running) < num_seqs and self._waiting:
             request = self._waiting[0]
             if request.state is RequestState.WAITING:
                 if only is not None and request.request_id not in only:
                     return
+                if stands_aside(request):
+                    self._waiting.popleft()
+                    continue
                 if not self.cache.admit(request):
                     return
                 count = min(request.num_tokens - request.num_computed_tokens, budget)
@@ -170,9 +187,27 @@ class Scheduler:
         self._running.remove(request)
         self.cache.release(request)
         request.figures.preemptions += 1
+        self._return_aside(request)
         request.state = RequestState.WAITING
         self._waiting.appendleft(request)
         self._num_waiting += 1
+
+    def _fork(self, request: Request) -> None:
+        """Let those of a request's group that wait for the prompt run on its blocks, once it has all of that."""
+        group = request.group
+        if group is None or not group.aside or not request.has_prompt:
+            return
+        for other in group.aside:
+            self.cache.fork(request, other)
+            self._start(other)
+        group.aside.clear()
+
+    def _return_aside(self, request: Request) -> None:
+        """Let those of a request's group that waited for it wait in line again, where it is about to leave."""
+        group = request.group
+        if group is not None:
+            self._waiting.extendleft(reversed(group.aside))
+            group.aside.clear()
 
     def update(self, plan: SchedulerOutput, tokens: Mapping[str, int | RequestError]) -> list[Request]:
         """Account a step that ran and return the requests it finished.
@@ -195,6 +230,7 @@ class Scheduler:
                 else:
                     doubtful.append(request)
                 continue
+            self._fork(request)
             assert (token is not None) == share.samples, "a token for each share that samples, and no other"
             if token is None:
                 continue
@@ -245,14 +281,25 @@ class Scheduler:
         else:
             self._num_waiting -= 1
         self.cache.release(request)
+        self._leave_group(request)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         request.figures.finished_at = self._clock()
         del self._requests[request.request_id]
 
+    def _leave_group(self, request: Request) -> None:
+        group = request.group
+        if group is not None:
+            group.members.remove(request)
+            if request in group.aside:
+                group.aside.remove(request)
+            else:
+                self._return_aside(request)
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, states, blocks and counts agree."""
         waiting = [request for request in self._waiting if request.state is RequestState.WAITING]
+        waiting += [request for request in self._requests.values() if is_aside(request)]
         assert len(waiting) == self._num_waiting, "waiting count differs from the queue"
         assert all(request.state is RequestState.RUNNING for request in self._running), "a running request is not"
         assert not any(request.block_ids for request in waiting), "a waiting request holds blocks"

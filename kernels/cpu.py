@@ -65,6 +65,13 @@ def store(x: Tensor, cache: Tensor, slot_mapping: Tensor, scales: Tensor | None)
     scales.flatten(0, 1).index_copy_(0, slot_mapping, scales_of_x)
 
 
+def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copy blocks of K, of V or of their scales. Shapes as in `kernels.reference.copy_blocks`."""
+    if cache.dtype.itemsize == 1:  # torch does not gather fp8, but bytes
+        cache = cache.view(torch.int8)
+    cache.index_copy_(0, targets, cache.index_select(0, sources))
+
+
 def _attend_chunk(q: Tensor, keys: _Cache, values: _Cache, chunk: ChunkPart, rules: ScoreRules, output: Tensor) -> None:
     """Write a chunk's rows of `output`: [num_kv_heads, num_tokens, queries_per_kv_head, head_dim], as q."""
     k, v = (_gather(cache, chunk.block_ids, 1) for cache in (keys, values))

@@ -69,3 +69,22 @@ def store_kv(
         triton_cache.store_kv(key, value, key_cache, value_cache, slot_mapping)
     else:
         triton_cache.store_quantised_kv(key, value, key_cache, value_cache, slot_mapping, scales)
+
+
+def copy_blocks(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    sources: Tensor,
+    targets: Tensor,
+    scales: KVScales | None = None,
+) -> None:
+    """Copy whole blocks, with their scales where the caches are quantised. Shapes as in `kernels.reference`."""
+    caches = [key_cache, value_cache] if scales is None else [key_cache, value_cache, scales.key, scales.value]
+    if key_cache.device.type == "cpu":
+        for cache in caches:
+            cpu.copy_blocks(cache, sources, targets)
+        return
+    from kernels import triton_copy
+
+    for cache in caches:
+        triton_copy.copy_blocks(cache, sources, targets)

@@ -35,6 +35,24 @@ def store_kv(
             _store_quantised(value[token], value_cache[block, offset], scales.value[block, offset])
 
 
+def copy_blocks(
+    key_cache: Tensor,
+    value_cache: Tensor,
+    sources: Tensor,
+    targets: Tensor,
+    scales: KVScales | None = None,
+) -> None:
+    """Copy block `sources[i]` to block `targets[i]`, and its scales where the caches are quantised.
+
+    Caches and scales, mutated: [num_blocks, ...]. sources, targets: [num_copies], int64; the targets are distinct, and
+    none of them is a source.
+    """
+    caches = [key_cache, value_cache] if scales is None else [key_cache, value_cache, scales.key, scales.value]
+    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+        for cache in caches:
+            cache[target] = cache[source]
+
+
 def _store_quantised(x: Tensor, numbers: Tensor, scales: Tensor) -> None:
     """x, numbers: [num_kv_heads, head_dim]; scales: [num_kv_heads]."""
     greatest = GREATEST[numbers.dtype]

@@ -43,6 +43,7 @@ class Kernel(StrEnum):
     MERGE_QUERY = "merge_query"
     STORE_TOKEN = "store_token"
     QUANTISE_HEAD = "quantise_head"
+    COPY_TILE = "copy_tile"
 
 
 class Form(StrEnum):
@@ -92,6 +93,11 @@ def store_case(target: str, head_dim: int, block_size: int, dtype: str) -> Case:
     return Case(target, Kernel.STORE_TOKEN, head_dim, block_size, dtype, queries_per_kv_head=1, tile_rows=1)
 
 
+def copy_case(target: str, head_dim: int, block_size: int, dtype: str) -> Case:
+    """Return a case of the kernel that copies blocks, to which a block is so many bytes."""
+    return Case(target, Kernel.COPY_TILE, head_dim, block_size, dtype, queries_per_kv_head=1, tile_rows=1)
+
+
 def quantise_cases(target: str, head_dim: int, block_size: int, dtype: str) -> list[Case]:
     """Return the cases of the kernel that stores quantised K and V."""
     forms = (Form.INT8, Form.FP8) if TARGETS[target].has_fp8 else (Form.INT8,)
@@ -112,6 +118,7 @@ def representative_cases(target: str) -> Iterator[Case]:
         yield from attention_cases(target, head_dim, 16, "fp32", 1, (Form.RULES,))
     yield store_case(target, 64, 16, "bf16")
     yield store_case(target, 80, 32, "fp32")
+    yield copy_case(target, 80, 32, "bf16")
     yield from merge_cases(target, 256, "bf16")
     yield from quantise_cases(target, 80, 16, "bf16")
 
@@ -122,6 +129,7 @@ def all_cases(target: str) -> Iterator[Case]:
         for queries_per_kv_head in QUERIES_PER_KV_HEAD:
             yield from attention_cases(target, head_dim, block_size, dtype, queries_per_kv_head, tuple(Form))
         yield store_case(target, head_dim, block_size, dtype)
+        yield copy_case(target, head_dim, block_size, dtype)
         yield from quantise_cases(target, head_dim, block_size, dtype)
     for head_dim, dtype in product(HEAD_DIMS, DTYPES):
         yield from merge_cases(target, head_dim, dtype)

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import triton_attention, triton_cache, triton_merge
+from kernels import triton_attention, triton_cache, triton_copy, triton_merge
 from kernels.kv_scales import GREATEST
 from scripts.kernel_checks.cases import DTYPES, TARGETS, Case, Form, Kernel
 
@@ -25,6 +25,8 @@ POINTER_TYPES = {  # of those not to the model's dtype
     "key_scale_ptr": "*fp16",
     "value_scale_ptr": "*fp16",
     "slots_ptr": "*i64",
+    "sources_ptr": "*i64",
+    "targets_ptr": "*i64",
     **dict.fromkeys(("tiles_ptr", "tokens_ptr", "positions_ptr", "tables_ptr", "starts_ptr", "parts_ptr"), "*i32"),
 }
 
@@ -80,6 +82,8 @@ def _launch(case: Case) -> tuple[Any, Constants, dict[str, int]]:
         return _launch_quantise(case)
     if case.kernel is Kernel.MERGE_QUERY:
         return _launch_merge(case)
+    if case.kernel is Kernel.COPY_TILE:
+        return _launch_copy(case)
     dtype = DTYPES[case.dtype]
     shape = triton_attention.tile_shape_for(case.head_dim, case.tile_rows, dtype, CACHE_DTYPES.get(case.form, dtype))
     has_rules = case.form not in (Form.PLAIN, Form.PARTS)
@@ -112,6 +116,14 @@ def _launch_quantise(case: Case) -> tuple[Any, Constants, dict[str, int]]:
         "GREATEST": GREATEST[CACHE_DTYPES[case.form]],
     }
     return triton_cache.quantise_head, constants, {"num_warps": triton_cache.QUANTISE_NUM_WARPS}
+
+
+def _launch_copy(case: Case) -> tuple[Any, Constants, dict[str, int]]:
+    constants: Constants = {
+        "NUM_ELEMENTS": case.block_size * NUM_KV_HEADS * case.head_dim,
+        "TILE_ELEMENTS": triton_copy.TILE_BYTES // DTYPES[case.dtype].itemsize,
+    }
+    return triton_copy.copy_tile, constants, {"num_warps": triton_copy.NUM_WARPS}
 
 
 def _launch_merge(case: Case) -> tuple[Any, Constants, dict[str, int]]:

@@ -57,6 +57,8 @@ class FakeRunner:
     def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
         self.plans.append(plan)
         self.on_run()
+        for copy in plan.copies:
+            self._copy(copy.source, copy.target)
         for share in plan.scheduled:
             self._write(share)
             if self.num_failures:  # after some of the step was written
@@ -71,7 +73,8 @@ class FakeRunner:
                 results[share.request.request_id] = RequestError("numerical_error", "not finite")
             elif share.samples:
                 stop = share.num_computed_tokens + share.num_scheduled_tokens
-                results[share.request.request_id] = next_token([token for token in read if token is not None][:stop])
+                known = [token for token in read if token is not None][:stop]
+                results[share.request.request_id] = next_token(known, share.request.params.seed)
         return results
 
     def probe(self) -> None:
@@ -83,6 +86,10 @@ class FakeRunner:
         for block_id in block_ids:
             size = self.config.block_size
             self.slots[block_id * size : (block_id + 1) * size] = [UNWRITTEN] * size
+
+    def _copy(self, source: int, target: int) -> None:
+        size = self.config.block_size
+        self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
 
     def _slot(self, request: Request, position: int) -> int:
         size = self.config.block_size
@@ -102,9 +109,9 @@ class FakeRunner:
         return [self.slots[self._slot(share.request, position)] for position in range(num_blocks * size)]
 
 
-def next_token(context: Sequence[int]) -> int:
-    """Return the fake model's greedy continuation."""
-    return zlib.crc32(array("q", context).tobytes()) % NAN_TOKEN
+def next_token(context: Sequence[int], seed: int = 0) -> int:
+    """Return the fake model's continuation."""
+    return zlib.crc32(array("q", context).tobytes(), seed) % NAN_TOKEN
 
 
 def detokenize(token_ids: Sequence[int]) -> str:
@@ -120,7 +127,7 @@ def generate_alone(prompt: Sequence[int], params: SamplingParams) -> tuple[list[
     output: list[int] = []
     while True:
         old_length = len(detokenize(output))
-        output.append(next_token([*prompt, *output]))
+        output.append(next_token([*prompt, *output], params.seed))
         text = detokenize(output)
         if len(output) >= params.min_tokens:
             if output[-1] in stop_ids:

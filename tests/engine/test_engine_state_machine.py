@@ -1,11 +1,14 @@
 """Random lives of an engine: whatever happens, each request's output is the one it has alone, no block is lost, and the
 ledger adds up."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.forking import Output
 from engine.request import FinishReason, Request, RequestError, RequestState, SamplingParams
 from tests.engine.fakes import (
     NAN_TOKEN,
@@ -29,6 +32,7 @@ params = st.builds(
     stop=st.sampled_from(STOPS),
     stop_token_ids=st.sampled_from((frozenset(), frozenset({5, 6, 7}))),
     ignore_eos=st.booleans(),
+    seed=st.integers(0, 3),
 )
 
 
@@ -40,6 +44,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.harness = Harness(make_config())
         self.oracle = LedgerOracle(self.harness)
         self.unfinished: dict[str, Request] = {}
+        self.groups: list[tuple[Request, ...]] = []
         self.num_added = 0
 
     @initialize(
@@ -88,6 +93,26 @@ class EngineMachine(RuleBasedStateMachine):
             self.harness.add(request_id, prompt, params, tenant)
         assert raised.value.code in {"empty_prompt", "context_length", "kv_capacity"}
 
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        suffix=st.lists(st.integers(0, NAN_TOKEN), max_size=6),
+        outputs=st.lists(params, min_size=1, max_size=4),
+    )
+    def add_group(self, prefix: tuple[int, ...], suffix: list[int], outputs: list[SamplingParams]) -> None:
+        request_id = str(self.num_added)
+        self.num_added += 1
+        prompt, config = [*prefix, *suffix], self.harness.config
+        worst = len(prompt) + max(params.max_tokens for params in outputs)
+        if prompt and worst <= min(config.max_model_len, config.kv_capacity_tokens):
+            requests = self.harness.engine.add_group(request_id, prompt, [Output(params) for params in outputs])
+            assert [request.params for request in requests] == outputs
+            self.unfinished |= {request.request_id: request for request in requests}
+            self.oracle.requests += requests
+            self.groups.append(requests)
+            return
+        with pytest.raises(RequestError):
+            self.harness.engine.add_group(request_id, prompt, [Output(params) for params in outputs])
+
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
         for _ in range(count):
@@ -115,7 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.unfinished)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.unfinished, key=int)))
+        request_id = data.draw(st.sampled_from(sorted(self.unfinished)))
         request = self.unfinished.pop(request_id)
         assert self.harness.engine.abort(request_id) is request
         assert request.finish_reason is FinishReason.CANCELLED
@@ -152,6 +177,15 @@ class EngineMachine(RuleBasedStateMachine):
         size = self.harness.config.block_size
         for block_id in range(pool.num_blocks):
             assert not pool.is_free(block_id) or None not in self.harness.runner.slots[block_id * size :][:size]
+
+    @invariant()
+    def groups_count_shared_blocks_once(self) -> None:
+        for requests in self.groups:
+            group = requests[0].group
+            assert group is not None
+            held = Counter(block_id for request in requests for block_id in request.block_ids)
+            assert group.figures.holders == held
+            assert len(held) <= group.figures.kv_blocks_peak or not held
 
     def teardown(self) -> None:
         most_tokens = len(self.unfinished) * (max(map(len, PREFIXES)) + VOCAB_SIZE)
