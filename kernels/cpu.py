@@ -4,31 +4,17 @@ Scores are rounded to the type of the model, as in transformers' eager attention
 sequence's scores over a shared prefix and over its own blocks stand side by side under one softmax, so that nothing
 has to be merged afterwards, while the prefix is read once for all that share it.
 
-KV heads come first in all tensors here. A cache whose memory has them first too is gathered without a second copy.
+KV heads come first in all tensors here. Of quantised caches, decodes multiply the scales into their few scores and
+weights; chunks multiply them into the many keys and values once.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernels.cpu_cache import Cache, Gathered
 from kernels.cpu_plan import ChunkPart, CpuPlan, DecodePart, SharedPart
 from kernels.kv_scales import KVScales, quantise
 from kernels.score_rules import ScoreRules
-
-
-@dataclass(frozen=True, slots=True)
-class _Cache:
-    """K or V, KV heads first."""
-
-    numbers: Tensor  # [num_kv_heads, num_blocks, block_size, head_dim]
-    scales: Tensor | None  # [num_kv_heads, num_blocks, block_size]
-    dtype: torch.dtype  # to compute in
-
-    @classmethod
-    def of(cls, cache: Tensor, scales: Tensor | None, dtype: torch.dtype) -> "_Cache":
-        """`cache` and `scales` have their KV heads where the kernels take them."""
-        return cls(cache.permute(2, 0, 1, 3), None if scales is None else scales.permute(2, 0, 1), dtype)
 
 
 def paged_attention(
@@ -44,8 +30,8 @@ def paged_attention(
     num_kv_heads = key_cache.shape[2]
     # A KV head's query heads become rows of one matrix, so K and V are never repeated.
     q = query.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim).transpose(0, 1)
-    keys = _Cache.of(key_cache, None if scales is None else scales.key, query.dtype)
-    values = _Cache.of(value_cache, None if scales is None else scales.value, query.dtype)
+    keys = Cache.of(key_cache, None if scales is None else scales.key, query.dtype)
+    values = Cache.of(value_cache, None if scales is None else scales.value, query.dtype)
     output = query.new_empty(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     for chunk in plan.chunks:
         _attend_chunk(q, keys, values, chunk, rules, output.transpose(0, 1))
@@ -55,14 +41,9 @@ def paged_attention(
     return output.view(num_tokens, num_heads, head_dim)
 
 
-def store(x: Tensor, cache: Tensor, slot_mapping: Tensor, scales: Tensor | None) -> None:
+def store(x: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
     """Write K or V into its slots. Shapes as in `kernels.reference.store_kv`."""
-    if scales is None:
-        cache.flatten(0, 1).index_copy_(0, slot_mapping, x)
-        return
-    numbers, scales_of_x = quantise(x, cache.dtype, scales.dtype)
-    cache.view(torch.int8).flatten(0, 1).index_copy_(0, slot_mapping, numbers.view(torch.int8))
-    scales.flatten(0, 1).index_copy_(0, slot_mapping, scales_of_x)
+    cache.flatten(0, 1).index_copy_(0, slot_mapping, x)
 
 
 def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
@@ -72,12 +53,23 @@ def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
     cache.index_copy_(0, targets, cache.index_select(0, sources))
 
 
-def _attend_chunk(q: Tensor, keys: _Cache, values: _Cache, chunk: ChunkPart, rules: ScoreRules, output: Tensor) -> None:
+def store_quantised_kv(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, scales: KVScales
+) -> None:
+    """Write K and V and their scales into their slots, quantised together. As `kernels.reference.store_kv`."""
+    numbers, scales_of = quantise(torch.stack((key, value)), key_cache.dtype, scales.key.dtype)
+    for x, cache in zip(numbers.view(torch.int8), (key_cache, value_cache), strict=True):  # torch copies no fp8
+        store(x, cache.view(torch.int8), slot_mapping)
+    for x, cache in zip(scales_of, (scales.key, scales.value), strict=True):
+        store(x, cache, slot_mapping)
+
+
+def _attend_chunk(q: Tensor, keys: Cache, values: Cache, chunk: ChunkPart, rules: ScoreRules, output: Tensor) -> None:
     """Write a chunk's rows of `output`: [num_kv_heads, num_tokens, queries_per_kv_head, head_dim], as q."""
-    k, v = (_gather(cache, chunk.block_ids, 1) for cache in (keys, values))
+    k, v = (cache.gather(chunk.block_ids, 1).multiplied() for cache in (keys, values))
     for tile in chunk.tiles:
         rows, seen = slice(tile.start, tile.stop), slice(tile.first_key, tile.stop_key)
-        scores = _scores(q[:, rows].flatten(1, 2), k[:, seen], rules)
+        scores = _scores(q[:, rows].flatten(1, 2), Gathered(k[:, seen], None), rules)
         scores[:, :, -tile.mask.shape[1] :] += tile.mask
         scores = scores.view(*q[:, rows].shape[:3], -1)
         if rules.slopes is not None:
@@ -87,18 +79,18 @@ def _attend_chunk(q: Tensor, keys: _Cache, values: _Cache, chunk: ChunkPart, rul
         output[:, rows] = torch.bmm(weights, v[:, seen]).view_as(q[:, rows])
 
 
-def _attend_decodes(q: Tensor, keys: _Cache, values: _Cache, part: DecodePart, rules: ScoreRules) -> Tensor:
+def _attend_decodes(q: Tensor, keys: Cache, values: Cache, part: DecodePart, rules: ScoreRules) -> Tensor:
     """Return the output of the part's rows. q and output: [num_kv_heads, num_rows, queries_per_kv_head, head_dim]."""
     num_kv_heads, num_rows, per_head, _ = q.shape
-    own_scores = _scores(q.flatten(0, 1), _gather(keys, part.own.block_ids, num_rows), rules)
+    own_scores = _scores(q.flatten(0, 1), keys.gather(part.own.block_ids, num_rows), rules)
     own_scores = own_scores.view(num_kv_heads, num_rows, per_head, -1)
     if part.own.mask is not None:
         own_scores += part.own.mask
     if rules.slopes is not None:
         _add_slopes(own_scores, rules.slopes, part.own_distances + torch.arange(part.own.num_keys))
-    own_values = _gather(values, part.own.block_ids, num_rows)
+    own_values = values.gather(part.own.block_ids, num_rows)
     if not part.shared:
-        return torch.bmm(_weights(own_scores, rules).flatten(0, 1), own_values).view(q.shape)
+        return _sums(_weights(own_scores, rules).flatten(0, 1), own_values).view(q.shape)
     width = part.num_shared_keys
     scores = q.new_empty(num_kv_heads, num_rows, per_head, width + part.own.num_keys)
     if part.has_gaps:
@@ -109,17 +101,17 @@ def _attend_decodes(q: Tensor, keys: _Cache, values: _Cache, part: DecodePart, r
     if rules.slopes is not None:
         _add_slopes(scores[..., :width], rules.slopes, part.shared_distances + torch.arange(width))
     weights = _weights(scores, rules)
-    output = torch.bmm(weights[..., width:].flatten(0, 1), own_values).view(q.shape)
+    output = _sums(weights[..., width:].flatten(0, 1), own_values).view(q.shape)
     for shared in part.shared:
         _add_shared_output(output, weights, values, shared)
     return output
 
 
-def _put_shared_scores(scores: Tensor, q: Tensor, keys: _Cache, shared: SharedPart, rules: ScoreRules) -> None:
+def _put_shared_scores(scores: Tensor, q: Tensor, keys: Cache, shared: SharedPart, rules: ScoreRules) -> None:
     """Write the scores of the members over their groups' prefixes, the first columns of `scores`."""
     runs, (num_kv_heads, _, per_head, head_dim) = shared.runs, q.shape
     matrices = q.index_select(1, shared.members).view(num_kv_heads * runs.num_runs, -1, head_dim)
-    by_member = _scores(matrices, _gather(keys, runs.block_ids, runs.num_runs), rules)
+    by_member = _scores(matrices, keys.gather(runs.block_ids, runs.num_runs), rules)
     by_member = by_member.view(num_kv_heads, -1, per_head, runs.num_keys)
     if runs.mask is not None:
         by_member += runs.mask.repeat_interleave(by_member.shape[1] // runs.num_runs, dim=0)
@@ -128,23 +120,30 @@ def _put_shared_scores(scores: Tensor, q: Tensor, keys: _Cache, shared: SharedPa
     scores[..., : runs.num_keys].index_copy_(1, shared.kept_members, by_member)
 
 
-def _add_shared_output(output: Tensor, weights: Tensor, values: _Cache, shared: SharedPart) -> None:
+def _add_shared_output(output: Tensor, weights: Tensor, values: Cache, shared: SharedPart) -> None:
     """Add what the members get from their groups' prefixes."""
     runs, (num_kv_heads, _, per_head, head_dim) = shared.runs, output.shape
     chosen = weights[..., : runs.num_keys].index_select(1, shared.members)
     matrices = chosen.view(num_kv_heads * runs.num_runs, -1, runs.num_keys)
-    by_member = torch.bmm(matrices, _gather(values, runs.block_ids, runs.num_runs))
+    by_member = _sums(matrices, values.gather(runs.block_ids, runs.num_runs))
     by_member = by_member.view(num_kv_heads, -1, per_head, head_dim)
     if shared.kept is not None:
         by_member = by_member.index_select(1, shared.kept)
     output.index_add_(1, shared.kept_members, by_member)
 
 
-def _scores(queries: Tensor, keys: Tensor, rules: ScoreRules) -> Tensor:
-    """Return the unmasked scores, a matrix each: [n, num_queries, head_dim], [n, num_keys, head_dim]."""
+def _scores(queries: Tensor, keys: Gathered, rules: ScoreRules) -> Tensor:
+    """Return the unmasked scores, a matrix each: [n, num_queries, num_keys]. queries: [n, num_queries, head_dim]."""
     ignored = queries.new_empty(1, 1, 1)
-    scores = torch.baddbmm(ignored, queries, keys.transpose(1, 2), beta=0, alpha=rules.scale)
+    scores = torch.baddbmm(ignored, queries, keys.numbers.transpose(1, 2), beta=0, alpha=rules.scale)
+    if keys.scales is not None:
+        scores.mul_(keys.scales)
     return scores if rules.softcap is None else scores.div_(rules.softcap).tanh_().mul_(rules.softcap)
+
+
+def _sums(weights: Tensor, values: Gathered) -> Tensor:
+    """Return the weighted sums of values, [n, num_queries, head_dim]. weights: [n, num_queries, num_keys]."""
+    return torch.bmm(weights if values.scales is None else weights * values.scales, values.numbers)
 
 
 def _add_slopes(scores: Tensor, slopes: Tensor, distances: Tensor) -> None:
@@ -160,17 +159,3 @@ def _weights(scores: Tensor, rules: ScoreRules) -> Tensor:
     sinks = rules.sinks.to(scores.dtype).view(scores.shape[0], 1, scores.shape[2], 1)
     with_sinks = torch.cat((scores, sinks.expand(-1, scores.shape[1], -1, -1)), dim=-1)
     return with_sinks.softmax(dim=-1)[..., :-1]
-
-
-def _gather(cache: _Cache, block_ids: Tensor, num_runs: int) -> Tensor:
-    """Return K or V of equal runs of blocks, one matrix a KV head and run.
-
-    The result is [num_kv_heads * num_runs, keys, head_dim].
-    """
-    num_kv_heads, _, _, head_dim = cache.numbers.shape
-    if cache.scales is None:
-        return cache.numbers.index_select(1, block_ids).view(num_kv_heads * num_runs, -1, head_dim)
-    # Torch does not gather fp8, but bytes.
-    numbers = cache.numbers.view(torch.int8).index_select(1, block_ids).view(cache.numbers.dtype).to(cache.dtype)
-    scales = cache.scales.index_select(1, block_ids).to(cache.dtype)
-    return numbers.mul_(scales.unsqueeze(-1)).view(num_kv_heads * num_runs, -1, head_dim)

@@ -27,7 +27,7 @@ def plan_attention(
     device: torch.device,
     window: int | None = None,
 ) -> AttentionPlan:
-    """Prepare one step's attention for every layer of that window. `dtype` is that of queries and caches."""
+    """Prepare one step's attention for every layer of that window. `dtype` is that of the queries."""
     if device.type == "cpu":
         return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, window)
     rule = SplitRule.of(device, num_kv_heads)
@@ -60,8 +60,11 @@ def store_kv(
 ) -> None:
     """Write K and V into their slots, quantised where there are scales. Shapes as in `kernels.reference.store_kv`."""
     if key_cache.device.type == "cpu":
-        cpu.store(key, key_cache, slot_mapping, None if scales is None else scales.key)
-        cpu.store(value, value_cache, slot_mapping, None if scales is None else scales.value)
+        if scales is None:
+            cpu.store(key, key_cache, slot_mapping)
+            cpu.store(value, value_cache, slot_mapping)
+        else:
+            cpu.store_quantised_kv(key, value, key_cache, value_cache, slot_mapping, scales)
         return
     from kernels import triton_cache
 

@@ -13,13 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.kv_scales import GREATEST, KVScales
+from kernels.kv_scales import GREATEST, MAX_GPU_HEAD_DIM, KVScales
 from kernels.score_rules import ScoreRules
 from kernels.triton_merge import merge_parts
 from kernels.triton_plan import MIN_TILE, TritonPlan
 
 MAX_HEAD_DIM = 256
-MAX_QUANTISED_HEAD_DIM = 128
 LOG2_E = math.log2(math.e)
 
 
@@ -39,7 +38,7 @@ def tile_shape_for(head_dim: int, tile_rows: int, dtype: torch.dtype, cache_dtyp
     float32 is multiplied exactly, outside the matrix units, in small tiles. Raises ValueError for too wide a head.
     """
     is_quantised = cache_dtype in GREATEST
-    greatest_dim = MAX_QUANTISED_HEAD_DIM if is_quantised else MAX_HEAD_DIM
+    greatest_dim = MAX_GPU_HEAD_DIM if is_quantised else MAX_HEAD_DIM
     if head_dim > greatest_dim:
         raise ValueError(f"head_dim is {head_dim}; with a cache of {cache_dtype} it must be at most {greatest_dim}")
     padded_dim = max(MIN_TILE, triton.next_power_of_2(head_dim))

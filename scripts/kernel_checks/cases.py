@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from kernels import triton_attention, triton_plan
+from kernels import kv_scales, triton_plan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # by Triton's names
 HEAD_DIMS = (64, 80, 128, 256)  # 80 is padded
@@ -74,7 +74,7 @@ def attention_cases(
     target: str, head_dim: int, block_size: int, dtype: str, queries_per_kv_head: int, forms: Sequence[Form]
 ) -> list[Case]:
     """Return the attention kernel's cases: the tiles of a step that only decodes, and of one with a chunk."""
-    quantised = {Form.INT8, Form.FP8} if head_dim <= triton_attention.MAX_QUANTISED_HEAD_DIM else set()
+    quantised = {Form.INT8, Form.FP8} if head_dim <= kv_scales.MAX_GPU_HEAD_DIM else set()
     if not TARGETS[target].has_fp8:
         quantised.discard(Form.FP8)
     forms = [form for form in forms if form in quantised or form not in (Form.INT8, Form.FP8)]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels import ops, reference
-from kernels.kv_scales import KVScales, quantise, supports
+from kernels.kv_scales import KVScales, quantise, why_unsupported
 from tests.kernels.cases import HEADS, LAYOUTS
 from tests.kernels.quantised import quantised_case
 
@@ -56,6 +56,45 @@ def test_a_number_is_off_by_half_a_step_at_most(dtype: torch.dtype, error: float
     assert (off <= x.abs().amax(dim=1) * error * 1.001).all()
 
 
+def test_numbers_that_are_not_finite_are_not_hidden() -> None:
+    x = torch.ones(3, 8)
+    x[0, 3], x[1, 3] = torch.nan, torch.inf
+    for dtype in DTYPES:
+        _, scales = quantise(x, dtype, torch.bfloat16)
+        assert scales.isfinite().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("model_dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attends_in_narrow_types(dtype: torch.dtype, model_dtype: torch.dtype) -> None:
+    quantised = quantised_case(LAYOUTS["shared-by-decodes-and-chunks"], HEADS["gqa-64"], 4, model_dtype, dtype, CPU)
+    case = quantised.case
+    arguments = (case.query, case.key_cache, case.value_cache)
+    plan = ops.plan_attention(case.batch, num_heads=9, num_kv_heads=3, dtype=model_dtype, device=CPU)
+    found = ops.paged_attention(*arguments, plan, case.rules, quantised.scales)
+    expected = reference.paged_attention(*arguments, case.batch, case.rules, quantised.scales)
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0, atol=0.03)
+    # Products of large queries and unscaled numbers are beyond float16's range.
+    assert ops.paged_attention(case.query * 1000, *arguments[1:], plan, case.rules, quantised.scales).isfinite().all()
+
+
 def test_the_cpu_reads_every_type_of_cache() -> None:
-    assert all(supports(CPU, dtype) for dtype in (*DTYPES, torch.bfloat16))
-    assert not supports(CPU, torch.int32)
+    assert all(why_unsupported(CPU, dtype, 256) is None for dtype in (*DTYPES, torch.bfloat16))
+    assert why_unsupported(CPU, torch.int32, 64) == "torch.int32 is no type of a cache"
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_dim", "reason"),
+    [
+        ((9, 0), torch.float8_e4m3fn, 128, None),
+        ((8, 0), torch.int8, 64, None),
+        ((8, 0), torch.float8_e4m3fn, 64, "the GPU has compute capability 8.0; fp8 needs 8.9"),
+        ((9, 0), torch.int8, 256, "its heads are 256 wide; on a GPU at most 128 are possible"),
+        ((8, 0), torch.bfloat16, 256, None),
+    ],
+)
+def test_what_a_gpu_reads(
+    capability: tuple[int, int], dtype: torch.dtype, head_dim: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert why_unsupported(torch.device("cuda"), dtype, head_dim) == reason
