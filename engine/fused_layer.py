@@ -78,10 +78,10 @@ class FusedLayer(nn.Module):
         plain, value = heads[:, :num_rotated], heads[:, num_rotated:]
         rotated = torch.addcmul(plain * cos, plain.roll(self._head_dim // 2, dims=-1), sin)
         query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
-        key_cache, value_cache = model_input.cache.layers[self.layer_index]
-        ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping)
+        (key_cache, value_cache), scales = model_input.cache.layer(self.layer_index)
+        ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping, scales)
         plan = model_input.attention.plan_for(self._rules)
-        attended = ops.paged_attention(query, key_cache, value_cache, plan, self._rules)
+        attended = ops.paged_attention(query, key_cache, value_cache, plan, self._rules, scales)
         return attended.view(1, -1, self._num_heads * self._head_dim)
 
 

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from kernels import ops
+from kernels.kv_scales import GREATEST, KVScales, why_unsupported
+
+QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+SCALE_DTYPE = torch.bfloat16  # float32's range in two bytes; its rounding stays below half a step of the numbers
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What determines a block's size."""
+    """What determines a block's size. With a `dtype` of one byte, each token and KV head has a scale beside it."""
 
     num_layers: int
     num_kv_heads: int
@@ -21,13 +25,33 @@ class KVShape:
     dtype: torch.dtype
 
     @property
+    def is_quantised(self) -> bool:
+        return self.dtype in GREATEST
+
+    @property
     def bytes_per_block(self) -> int:
-        """K and V of one block over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.block_size * self.dtype.itemsize
+        """K and V of one block over all layers, their scales included."""
+        head_bytes = self.head_dim * self.dtype.itemsize + (SCALE_DTYPE.itemsize if self.is_quantised else 0)
+        return 2 * self.num_layers * self.num_kv_heads * self.block_size * head_bytes
+
+
+class UnsupportedCache(Exception):
+    """A type of KV cache that a model cannot have on its device, with the reason."""
+
+
+def choose_kv_dtype(name: str, model_dtype: torch.dtype, head_dim: int, device: torch.device) -> torch.dtype:
+    """Return the cache's type for "auto" (the model's) or a name in QUANTISED. Raises UnsupportedCache."""
+    if name == "auto":
+        return model_dtype
+    reason = why_unsupported(device, QUANTISED[name], head_dim)
+    if reason is not None:
+        raise UnsupportedCache(f"{name} is not possible for this model here: {reason}")
+    return QUANTISED[name]
 
 
 class KVCache:
-    """The blocks' content. `layers[i]` is (K, V), each [num_blocks, block_size, num_kv_heads, head_dim].
+    """The blocks' content. `layers[i]` is (K, V), each [num_blocks, block_size, num_kv_heads, head_dim], and
+    `scales[i]` what they are multiplied with, None where they are not quantised.
 
     On a CPU the memory has KV heads first: its attention multiplies matrices a head, which are so gathered as they lie.
 
@@ -38,27 +62,41 @@ class KVCache:
     def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
-        sizes = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        if device.type == "cpu":
-            heads_first = (shape.num_layers, 2, sizes[2], *sizes[:2], sizes[3])
-            memory = _lazy_zeros(heads_first, shape.dtype).permute(0, 1, 3, 4, 2, 5)
-        else:
-            memory = torch.zeros((shape.num_layers, 2, *sizes), dtype=shape.dtype, device=device)
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((layer[0], layer[1]) for layer in memory)
+        sizes = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads)
+        numbers = _zeros((*sizes, shape.head_dim), shape.dtype, device)
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((layer[0], layer[1]) for layer in numbers)
+        self.scales: tuple[KVScales | None, ...] = (None,) * shape.num_layers
+        self._memory = [numbers]  # [num_layers, 2, num_blocks, ...] each
+        if shape.is_quantised:
+            scales = _zeros((*sizes, 1), SCALE_DTYPE, device)
+            self.scales = tuple(KVScales(layer[0], layer[1]) for layer in scales.squeeze(-1))
+            self._memory.append(scales)
+
+    def layer(self, index: int) -> tuple[tuple[Tensor, Tensor], KVScales | None]:
+        """Return a layer's (K, V) and their scales."""
+        return self.layers[index], self.scales[index]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (from, to), as if one after the other."""
         device = self.layers[0][0].device
         for batch in _independent(copies):
             sources, targets = torch.tensor(batch, dtype=torch.int64, device=device).unbind(dim=1)
-            for key_cache, value_cache in self.layers:
-                ops.copy_blocks(key_cache, value_cache, sources, targets)
+            for (key_cache, value_cache), scales in zip(self.layers, self.scales, strict=True):
+                ops.copy_blocks(key_cache, value_cache, sources, targets, scales)
 
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks that may hold NaN or infinity, before another request gets them."""
-        for key_cache, value_cache in self.layers:
-            key_cache[block_ids] = 0
-            value_cache[block_ids] = 0
+        for memory in self._memory:
+            memory.view(torch.uint8)[:, :, block_ids] = 0  # torch fills no fp8
+
+
+def _zeros(sizes: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros of [num_layers, 2, num_blocks, block_size, num_kv_heads, elements]."""
+    if device.type != "cpu":
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    num_layers, two, num_blocks, block_size, num_kv_heads, elements = sizes
+    heads_first = (num_layers, two, num_kv_heads, num_blocks, block_size, elements)
+    return _lazy_zeros(heads_first, dtype).permute(0, 1, 3, 4, 2, 5)
 
 
 def _independent(copies: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

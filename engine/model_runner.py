@@ -20,13 +20,16 @@ CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"  # how torch's message for it begins, 
 class ModelRunner:
     """Runs steps of one model over one KV cache."""
 
-    def __init__(self, model: PagedModel, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, model: PagedModel, num_blocks: int, block_size: int, kv_dtype: torch.dtype | None = None
+    ) -> None:
+        """`kv_dtype` is what `engine.kv_cache.choose_kv_dtype` returns."""
         is_cpu = model.device.type == "cpu"
         if is_cpu:
             keep_freed_memory()
         self._threads = ThreadGovernor(torch.get_num_threads() if is_cpu else 1)
         self.model = model
-        self.cache = KVCache(model.kv_shape(block_size), num_blocks, model.device)
+        self.cache = KVCache(model.kv_shape(block_size, kv_dtype), num_blocks, model.device)
 
     def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
         """Compute a step; returns, by request id, the token of each share that samples, and the error of any share.

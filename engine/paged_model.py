@@ -79,12 +79,13 @@ def paged_attention_forward(
         raise UnsupportedModel("its attention uses position_bias, which the paged attention does not have yet")
     if attention_mask is not None or not getattr(module, "is_causal", True):
         raise UnsupportedModel("its attention has a mask other than the causal one")
-    key_cache, value_cache = model_input.cache.layers[module.layer_idx]
-    ops.store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), key_cache, value_cache, model_input.slot_mapping)
+    (key_cache, value_cache), scales = model_input.cache.layer(module.layer_idx)
+    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping, scales)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rules = ScoreRules(scale, sliding_window, softcap, s_aux)
     plan = model_input.attention.plan_for(rules)
-    output = ops.paged_attention(query[0].transpose(0, 1), key_cache, value_cache, plan, rules)
+    output = ops.paged_attention(query[0].transpose(0, 1), key_cache, value_cache, plan, rules, scales)
     return output.unsqueeze(0), None
 
 
@@ -107,8 +108,9 @@ class PagedModel:
         self.max_model_len = _max_model_len(config)
         model.set_attn_implementation(ATTENTION_NAME)
 
-    def kv_shape(self, block_size: int) -> KVShape:
-        return KVShape(self.num_layers, self.num_kv_heads, self.head_dim, block_size, self.dtype)
+    def kv_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> KVShape:
+        """Return the shape of a cache of `kv_dtype`, the model's type where that is None."""
+        return KVShape(self.num_layers, self.num_kv_heads, self.head_dim, block_size, kv_dtype or self.dtype)
 
     def build_input(self, plan: SchedulerOutput, cache: KVCache) -> ModelInput:
         """Return a step's tensors on the model's device."""

@@ -1,6 +1,7 @@
 """What fits in a device's memory: plain arithmetic over a model's shape, no model and no torch needed.
 
-KV bytes a token are 2 * layers * KV heads * head dimension * bytes an element: one key and one value in each layer.
+KV bytes a token are 2 * layers * KV heads * (head dimension * bytes an element + bytes of a scale): one key and one
+value in each layer, and a scale for each where they are quantised.
 Only KV heads count, so grouped-query attention shrinks the cache by query heads / KV heads.
 """
 
@@ -50,6 +51,7 @@ class Deployment:
     memory_bytes: int
     weight_bits: int  # bits a parameter
     kv_element_bytes: int
+    kv_scale_bytes: int = 0  # of the scale that each token and KV head of a quantised cache has, K's and V's each
     context: int  # tokens, prompt and output together
     block_size: int = 16  # tokens a block
     token_budget: int = 2048  # tokens a step may compute
@@ -57,9 +59,9 @@ class Deployment:
 
     def __post_init__(self) -> None:
         for field in self.__slots__:
-            value = getattr(self, field)
-            if value < 1:
-                raise ValueError(f"{field} is {value}; it must be at least 1")
+            value, least = getattr(self, field), int(field != "kv_scale_bytes")
+            if value < least:
+                raise ValueError(f"{field} is {value}; it must be at least {least}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +95,11 @@ class MemoryPlan:
         return self.weights_bytes < self.memory_bytes
 
 
-def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, element_bytes: int) -> int:
-    """Return the bytes that one token's keys and values take in all layers."""
-    return 2 * num_layers * num_kv_heads * head_dim * element_bytes
+def kv_bytes_per_token(
+    num_layers: int, num_kv_heads: int, head_dim: int, element_bytes: int, scale_bytes: int = 0
+) -> int:
+    """Return the bytes that one token's keys and values take in all layers, with their scales."""
+    return 2 * num_layers * num_kv_heads * (head_dim * element_bytes + scale_bytes)
 
 
 def weights_bytes(num_parameters: int, weight_bits: int) -> int:
@@ -112,8 +116,8 @@ def activation_bytes(shape: ModelShape, token_budget: int, max_num_seqs: int) ->
 
 def plan_memory(shape: ModelShape, deployment: Deployment) -> MemoryPlan:
     """Return what fits. Weights too large for the memory give a plan without blocks, see `MemoryPlan.weights_fit`."""
-    element_bytes = deployment.kv_element_bytes
-    per_token = kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, element_bytes)
+    sizes = deployment.kv_element_bytes, deployment.kv_scale_bytes
+    per_token = kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, *sizes)
     block_bytes = per_token * deployment.block_size
     weights = weights_bytes(shape.num_parameters, deployment.weight_bits)
     activations = activation_bytes(shape, deployment.token_budget, deployment.max_num_seqs)

@@ -57,7 +57,7 @@ class Settings(BaseModel):
         default=None, min_length=1, max_length=4096, description="a hub id, a local folder or a GGUF file"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="type of the weights and of the KV cache"
+        default="auto", description="type of the weights, and of the KV cache unless kv_dtype says otherwise"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto is a GPU where there is one")
     max_jobs: int = Field(
@@ -75,6 +75,10 @@ class Settings(BaseModel):
         default=None,
         ge=1,
         description="memory of the KV cache, for example 2GiB; unset takes what the device can spare",
+    )
+    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
+        default="auto",
+        description="type of the KV cache: auto is the weights'; int8 and fp8 take about half the memory of bfloat16",
     )
     max_num_seqs: int = Field(default=64, ge=1, le=4096, description="requests in one step")
     token_budget: int | None = Field(

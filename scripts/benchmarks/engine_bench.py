@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.model_loader import DTYPES, load_model
+from scripts.benchmarks.model_file import fetch_model
 from scripts.benchmarks.systems import SYSTEMS, build_workload, run_system
 from scripts.benchmarks.workload import WORKLOADS, BenchmarkRequest
 
@@ -48,7 +49,7 @@ class Task:
 @click.option("--requests", type=click.IntRange(1, 4096), default=32, show_default=True)
 @click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True)
 @click.option("--repeats", type=click.IntRange(1, 20), default=3, show_default=True, help="Runs of each system.")
-@click.option("--only", multiple=True, type=click.Choice([OURS, STATIC, VLLM]), help="May be repeated.")
+@click.option("--only", multiple=True, type=click.Choice([*SYSTEMS, VLLM]), help="May be repeated.")
 @click.option(
     "--vllm-python",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -79,6 +80,7 @@ def engine(
     Examples:
       scripts/bench engine --workload rag --repeats 3
       scripts/bench engine --workload mixed --vllm-python ~/vllm/bin/python
+      scripts/bench engine --workload mixed --only pagemill --only pagemill-kv-int8
     """
     systems = list(only) or [OURS, STATIC, *([VLLM] if vllm_python else [])]
     if VLLM in systems and vllm_python is None:
@@ -106,8 +108,7 @@ def run_one(system: str, task: Path, output: Path) -> None:
 
 
 def _prepare(workload: str, num_requests: int, dtype: str, vllm_python: Path | None, preload: Sequence[Path]) -> Task:
-    printed = subprocess.run([sys.executable, "scripts/fetch-model"], check=True, stdout=subprocess.PIPE, text=True)
-    gguf = Path(printed.stdout.strip().splitlines()[-1])
+    gguf = fetch_model()
     cache_dir = gguf.parent / "converted"
     folder = load_model(str(gguf), dtype=DTYPES[dtype], device=torch.device("cpu"), cache_dir=cache_dir).folder
     requests = build_workload(workload, num_requests, folder)
@@ -201,6 +202,7 @@ def _table(
         "system",
         "seconds",
         "all runs",
+        "CPU s",
         "times ours",
         "tokens/s",
         "first token, s",
@@ -213,6 +215,7 @@ def _table(
             system,
             f"{seconds[system]:.1f}",
             ", ".join(f"{run['serve_s']:.1f}" for run in results),
+            "" if results[0]["serve_cpu_s"] is None else f"{median(run['serve_cpu_s'] for run in results):.1f}",
             str(summary["ratios"].get(system, "")),
             f"{summary['output_tokens'] / seconds[system]:.0f}",
             f"{median(run['first_token_s'] for run in results):.1f}",

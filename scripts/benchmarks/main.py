@@ -3,6 +3,7 @@
 import click
 
 from scripts.benchmarks.engine_bench import engine, run_one
+from scripts.benchmarks.nll_bench import nll
 from scripts.benchmarks.queue_bench import queue
 from scripts.benchmarks.reports_bench import reports
 
@@ -13,6 +14,7 @@ def main() -> None:
 
 
 main.add_command(engine)
+main.add_command(nll)
 main.add_command(queue)
 main.add_command(reports)
 main.add_command(run_one)

@@ -4,6 +4,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kv_cache import choose_kv_dtype
 from engine.model_loader import DTYPES, LoadedModel, load_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
@@ -30,6 +32,7 @@ class RunResult:
     load_s: float  # from process start to a loaded model
     first_token_s: float  # from process start to the first token of a first, short prompt
     serve_s: float  # first prompt in, last token out
+    serve_cpu_s: float | None  # processor time of that, all threads; None where other processes do the work
     peak_rss_bytes: int
     steps: int | None
     prefix_hit_tokens: int | None
@@ -61,12 +64,19 @@ def run_system(
     serve = SYSTEMS[name]
     serve(loaded, [BenchmarkRequest(requests[0].prompt[:WARM_UP_TOKENS], 1)])
     first_token_s = time.time() - started
-    begun = time.perf_counter()
+    begun, begun_cpu = time.perf_counter(), time.process_time()
     served = serve(loaded, requests)
-    serve_s = time.perf_counter() - begun
+    serve_s, serve_cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu
     peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return RunResult(
-        load_s, first_token_s, serve_s, peak_rss_bytes, served.steps, served.prefix_hit_tokens, served.outputs
+        load_s,
+        first_token_s,
+        serve_s,
+        serve_cpu_s,
+        peak_rss_bytes,
+        served.steps,
+        served.prefix_hit_tokens,
+        served.outputs,
     )
 
 
@@ -80,11 +90,13 @@ def build_workload(name: str, num_requests: int, tokenizer_folder: str) -> list[
     return WORKLOADS[name](encoder(tokenizer), cut, num_requests)
 
 
-def _serve_pagemill(loaded: LoadedModel, requests: Sequence[BenchmarkRequest]) -> Served:
+def _serve_pagemill(loaded: LoadedModel, requests: Sequence[BenchmarkRequest], kv_dtype: str = "auto") -> Served:
     config = EngineConfig(
         num_blocks=KV_TOKENS // 16, max_model_len=loaded.model.max_model_len, token_budget=TOKEN_BUDGET
     )
-    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
+    model = loaded.model
+    chosen = choose_kv_dtype(kv_dtype, model.dtype, model.head_dim, model.device)
+    runner = ModelRunner(model, config.num_blocks, config.block_size, chosen)
     engine = Engine(config, runner, loaded.identity, lambda token_ids: "")
     for index, request in enumerate(requests):
         engine.add(str(index), request.prompt, SamplingParams(max_tokens=request.output_tokens, ignore_eos=True))
@@ -123,4 +135,9 @@ def _generate_padded(model: Any, batch: Sequence[BenchmarkRequest], num_tokens: 
     return rows
 
 
-SYSTEMS: Mapping[str, Serve] = {"pagemill": _serve_pagemill, "transformers-static": _serve_static}
+SYSTEMS: Mapping[str, Serve] = {
+    "pagemill": _serve_pagemill,
+    "pagemill-kv-int8": partial(_serve_pagemill, kv_dtype="int8"),
+    "pagemill-kv-fp8": partial(_serve_pagemill, kv_dtype="fp8"),
+    "transformers-static": _serve_static,
+}

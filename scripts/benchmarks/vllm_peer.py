@@ -36,6 +36,7 @@ def main() -> None:
         "load_s": load_s,
         "first_token_s": first_token_s,
         "serve_s": time.perf_counter() - begun,
+        "serve_cpu_s": None,
         "peak_rss_bytes": peak_rss_bytes(),
         "steps": None,
         "prefix_hit_tokens": None,

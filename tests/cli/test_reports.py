@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.kv_cache import QUANTISED, KVShape
 from tests.cli.conftest import CannedWorker, Run
 from worker.sql import schema
 
@@ -152,6 +153,22 @@ def test_plan_of_explicit_sizes(run: Run) -> None:
     assert plan["num_blocks"] == 9599
     assert [fit["paged"] for fit in plan["fits"]] == [18, 74]
     assert [fit["reserved"] for fit in plan["fits"]] == [18, 18]
+
+
+def test_plan_with_a_quantised_cache(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("plan", *SIZES_70B, "--weight-bits", "4", "--memory", "80GiB", "--json")
+    plan = json.loads(run(*arguments, "--kv-dtype", "fp8").stdout)["plan"]
+    assert plan["kv_bytes_per_token"] == 2 * 80 * 8 * (128 + 2)
+    monkeypatch.setenv("PAGEMILL_KV_DTYPE", "int8")
+    assert json.loads(run(*arguments).stdout)["plan"] == plan
+    assert json.loads(run(*arguments, "--kv-dtype", "float16").stdout)["plan"]["kv_bytes_per_token"] == 327_680
+
+
+@pytest.mark.parametrize("kv_dtype", QUANTISED)
+def test_plan_counts_a_block_as_the_engine_does(run: Run, kv_dtype: str) -> None:
+    arguments = ("plan", *SIZES_70B, "--memory", "200GiB", "--kv-dtype", kv_dtype, "--json")
+    shape = KVShape(num_layers=80, num_kv_heads=8, head_dim=128, block_size=16, dtype=QUANTISED[kv_dtype])
+    assert json.loads(run(*arguments).stdout)["plan"]["block_bytes"] == shape.bytes_per_block
 
 
 def test_plan_when_no_sequence_fits(run: Run) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.engine import Engine
-from engine.kv_cache import KVCache, KVShape
+from engine.kv_cache import QUANTISED, KVCache, KVShape
 from engine.model_loader import LoadedModel
 from engine.paged_model import ModelInput
 from engine.request import FinishReason, SamplingParams
@@ -101,6 +101,19 @@ def test_cache_memory_is_what_the_shape_says() -> None:
     assert all(tensor.shape == (5, 4, 2, 8) and tensor.dtype is torch.bfloat16 for tensor in tensors)
     assert sum(tensor.nbytes for tensor in tensors) == 5 * shape.bytes_per_block == 5 * 2 * 3 * 2 * 8 * 4 * 2
     assert not any(tensor.any() for tensor in tensors)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED.values(), ids=str)
+def test_quantised_cache_memory_is_what_the_shape_says(dtype: torch.dtype) -> None:
+    shape = KVShape(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=dtype)
+    cache = KVCache(shape, 5, torch.device("cpu"))
+    numbers = [tensor for layer in cache.layers for tensor in layer]
+    scales = [tensor for layer in cache.scales if layer is not None for tensor in (layer.key, layer.value)]
+    assert all(tensor.shape == (5, 4, 2, 8) and tensor.dtype is dtype for tensor in numbers)
+    assert all(tensor.shape == (5, 4, 2) for tensor in scales)
+    assert sum(tensor.nbytes for tensor in (*numbers, *scales)) == 5 * shape.bytes_per_block
+    assert shape.bytes_per_block == 2 * 3 * 2 * 4 * (8 + 2)
+    assert not any(tensor.float().any() for tensor in (*numbers, *scales))
 
 
 def test_scrub_cleans_its_blocks_only() -> None:

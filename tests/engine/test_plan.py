@@ -36,6 +36,17 @@ def test_kv_bytes_of_a_token() -> None:
     assert kv_bytes_per_token(30, 3, 64, 4) == 46_080
 
 
+def test_kv_bytes_of_a_token_in_one_byte() -> None:
+    # SmolLM2-135M: 2 * 30 * 3 * (64 + 2), 0.516 of the 23,040 bytes in bfloat16.
+    assert kv_bytes_per_token(30, 3, 64, 1, 2) == 11_880
+    plan = plan_memory(
+        LLAMA_3_8B,
+        Deployment(memory_bytes=24 * GIB, weight_bits=16, kv_element_bytes=1, kv_scale_bytes=2, context=8192),
+    )
+    assert plan.block_bytes == 16 * 2 * 32 * 8 * (128 + 2)
+    assert plan.capacity_tokens == 141_344  # 1.97 times as many as in bfloat16
+
+
 def test_weights() -> None:
     assert weights_bytes(8_030_261_248, 16) == 16_060_522_496
     assert weights_bytes(3, 4) == 2  # rounded up to a whole byte

@@ -127,7 +127,7 @@ def generate(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> 
     return cast(list[int], cast(Tensor, output)[0, len(prompt) :].tolist())
 
 
-def make_engine(loaded: LoadedModel, **changes: int | bool) -> Engine:
+def make_engine(loaded: LoadedModel, kv_dtype: torch.dtype | None = None, **changes: int | bool) -> Engine:
     """Return an engine on a loaded model, with blocks of four tokens unless changed."""
     values: dict[str, Any] = {
         "num_blocks": 300,
@@ -136,7 +136,7 @@ def make_engine(loaded: LoadedModel, **changes: int | bool) -> Engine:
         "token_budget": 512,
     }
     config = EngineConfig(**(values | changes))
-    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
+    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype)
     return Engine(config, runner, loaded.identity, lambda token_ids: "")
 
 

@@ -14,7 +14,9 @@ from worker.model_shape import DescribedShape, read_shape
 from worker.readable import format_bytes
 from worker.settings import load_settings
 
-KV_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+KV_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
+KV_SCALE_BYTES = {"int8": 2, "fp8": 2}  # as the engine stores them; a test compares
+DEFAULT_KV_DTYPE = "bfloat16"
 DEFAULT_CONTEXT = 4096  # tokens, where neither a flag nor the model's files tell
 DEFAULT_VOCAB_SIZE = 128_000  # it only sizes the logits of a step
 REQUIRED_SIZES = {  # flag -> field, without a model
@@ -31,7 +33,11 @@ REQUIRED_SIZES = {  # flag -> field, without a model
 @click.option("--memory", type=Size(), required=True, help="The device's memory, for example 24GiB.")
 @click.option("--context", type=click.IntRange(1), help="Tokens of the longest sequence. Default: the model's limit.")
 @click.option("--weight-bits", type=click.Choice(["32", "16", "8", "4"]), default="16", show_default=True)
-@click.option("--kv-dtype", type=click.Choice(list(KV_ELEMENT_BYTES)), default="bfloat16", show_default=True)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(list(KV_ELEMENT_BYTES)),
+    help=f"Default: the setting kv_dtype; {DEFAULT_KV_DTYPE} where that is auto.",
+)
 @click.option("--block-size", type=click.IntRange(1), help="Tokens in a block. Default: the setting block_size.")
 @click.option("--token-budget", type=click.IntRange(1), default=2048, show_default=True, help="Tokens in a step.")
 @click.option("--max-num-seqs", type=click.IntRange(1), default=64, show_default=True, help="Requests in a step.")
@@ -48,7 +54,7 @@ def plan(
     memory: int,
     context: int | None,
     weight_bits: str,
-    kv_dtype: str,
+    kv_dtype: str | None,
     block_size: int | None,
     token_budget: int,
     max_num_seqs: int,
@@ -68,13 +74,16 @@ def plan(
     """
     given = {name: int(value) for name, value in sizes.items() if value is not None}
     described = read_shape(model) if model else None
+    settings = load_settings()
+    kv_dtype = kv_dtype or (DEFAULT_KV_DTYPE if settings.kv_dtype == "auto" else settings.kv_dtype)
     shape = _shape(described, given)
     deployment = Deployment(
         memory_bytes=memory,
         weight_bits=int(weight_bits),
         kv_element_bytes=KV_ELEMENT_BYTES[kv_dtype],
+        kv_scale_bytes=KV_SCALE_BYTES.get(kv_dtype, 0),
         context=context or (described.max_model_len if described else None) or DEFAULT_CONTEXT,
-        block_size=block_size or load_settings().block_size,
+        block_size=block_size or settings.block_size,
         token_budget=token_budget,
         max_num_seqs=max_num_seqs,
     )

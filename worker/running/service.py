@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from engine.config import EngineConfig
 from engine.engine import Engine, Runner
+from engine.kv_cache import UnsupportedCache, choose_kv_dtype
 from engine.memory import peak_memory_bytes, spare_kv_bytes
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
 from engine.model_runner import ModelRunner
@@ -80,7 +81,8 @@ def _build_flow(
     config = _engine_config(settings, loaded)
     name = short_name(loaded.identity.name)
     tokenizer = Tokenizer(loaded.folder)
-    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
+    kv_dtype = _kv_dtype(settings, loaded)
+    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype)
     device, bytes_per_block = loaded.model.device, runner.cache.shape.bytes_per_block
     model = ServedModel(
         engine=Engine(config, _runner(settings, runner, tokenizer, journal), loaded.identity, tokenizer.decode),
@@ -138,11 +140,19 @@ def _load(settings: Settings) -> LoadedModel:
     return loaded
 
 
+def _kv_dtype(settings: Settings, loaded: LoadedModel) -> torch.dtype:
+    model = loaded.model
+    try:
+        return choose_kv_dtype(settings.kv_dtype, model.dtype, model.head_dim, model.device)
+    except UnsupportedCache as error:
+        raise ConfigurationError(f"kv_dtype: {error}") from error
+
+
 def _engine_config(settings: Settings, loaded: LoadedModel) -> EngineConfig:
     """Size the engine. Raises ConfigurationError when the KV cache could not hold a single sequence's start."""
     model = loaded.model
     max_model_len = min(settings.max_model_len or model.max_model_len, model.max_model_len)
-    bytes_per_block = model.kv_shape(settings.block_size).bytes_per_block
+    bytes_per_block = model.kv_shape(settings.block_size, _kv_dtype(settings, loaded)).bytes_per_block
     kv_bytes = settings.kv_memory_bytes or spare_kv_bytes(model.device)
     # More than every sequence at its longest would never be used.
     most = settings.max_num_seqs * -(-max_model_len // settings.block_size)
