@@ -52,5 +52,6 @@ class FailingRunner:
         for share in self._plan.scheduled:
             if share.num_computed_tokens and self._markers[share.request.request_id]:
                 block, slot = divmod(share.num_computed_tokens - 1, self._runner.cache.shape.block_size)
-                for cache in self._runner.cache.layers[0]:
+                caches, scales = self._runner.cache.layer(0)
+                for cache in caches if scales is None else (scales.key, scales.value):
                     cache[share.request.block_ids[block], slot] = torch.nan
