@@ -12,9 +12,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from engine.engine import Engine
+from engine.forking import Output, seed_of_output
 from engine.kv_cache import QUANTISED, UnsupportedCache, choose_kv_dtype
 from engine.model_loader import LoadedModel
-from engine.request import FinishReason
+from engine.request import FinishReason, SamplingParams
 from tests.engine.test_architectures import make_prompts
 from tests.engine.tiny_models import SERVED, generate, load, make_engine, outputs_of, random_model, run
 
@@ -99,6 +101,26 @@ def test_numbers_that_are_not_finite_stay_with_their_request(kv_name: str, tmp_p
     *good, bad = run(engine, [*prompts, [NAN_TOKEN] * 20], NUM_TOKENS)
     assert (bad.finish_reason, outputs_of(good)) == (FinishReason.ERROR, expected)
     assert outputs_of(run(engine, prompts, NUM_TOKENS)) == expected  # in the blocks that it had
+
+
+@pytest.mark.parametrize("kv_name", QUANTISED)
+def test_outputs_of_one_prompt_are_what_each_is_alone(kv_name: str, tmp_path: Path) -> None:
+    loaded = load(random_model(SERVED["llama"]()), tmp_path)
+    prompt = list(range(3, 21))  # its last block is partly filled, and copied before it is written to
+    sampled = [
+        SamplingParams(max_tokens=NUM_TOKENS, temperature=0.7, ignore_eos=True, seed=seed_of_output(5, index))
+        for index in range(3)
+    ]
+    groups = [sampled, *([params] for params in sampled)]
+    together, *alone = (run_group(make_engine(loaded, QUANTISED[kv_name]), prompt, group) for group in groups)
+    assert together == [output for (output,) in alone]
+
+
+def run_group(engine: Engine, prompt: Sequence[int], params: Sequence[SamplingParams]) -> list[list[int]]:
+    group = engine.add_group("g", prompt, [Output(each) for each in params])
+    while engine.has_work:
+        engine.step()
+    return outputs_of(group)
 
 
 def test_a_type_that_a_device_cannot_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
