@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.attention_layers import UnsupportedModel
 from engine.fused import Sibling
 from engine.kv_cache import KVCache
-from engine.paged_model import ModelInput, PagedModel, UnsupportedModel
+from engine.paged_model import ModelInput, PagedModel
 from engine.probing import plan_of, probe_request
 from kernels import ops
 from kernels.score_rules import ScoreRules
@@ -80,7 +81,7 @@ class FusedLayer(nn.Module):
         query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
         (key_cache, value_cache), scales = model_input.cache.layer(self.layer_index)
         ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping, scales)
-        plan = model_input.attention.plan_for(self._rules)
+        plan = model_input.attention.plan_for(self._rules, self._num_heads, self._num_kv_heads)
         attended = ops.paged_attention(query, key_cache, value_cache, plan, self._rules, scales)
         return attended.view(1, -1, self._num_heads * self._head_dim)
 
@@ -95,7 +96,7 @@ def fuse_layers(model: PagedModel) -> None:
     for index, layer in enumerate[Any](layers):
         if _has_the_parts(layer):
             expected = _probe(model, layer, layer.self_attn.layer_idx, embed)
-            fused = FusedLayer(layer, model.head_dim, expected.rules, rotary).eval()
+            fused = FusedLayer(layer, model.layers[index].head_dim, expected.rules, rotary).eval()
             if expected.fits and _probe(model, fused, fused.layer_index, embed).equals(expected):
                 layers[index] = fused
 
@@ -147,7 +148,7 @@ def _probe(model: PagedModel, layer: nn.Module, layer_index: int, embed: Any) ->
     rules = inputs.attention.last_rules
     if rules is None:
         raise UnsupportedModel(f"its layer {layer_index} does not call the attention function")
-    fits = isinstance(output, Tensor) and embeddings[0].shape[-1] == model.head_dim
+    fits = isinstance(output, Tensor) and embeddings[0].shape[-1] == model.layers[layer_index].head_dim
     return _Probed(rules, fits, (output, *inputs.cache.layers[layer_index]) if fits else ())
 
 

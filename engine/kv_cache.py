@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention_layers import AttentionLayer
 from kernels import ops
 from kernels.kv_scales import GREATEST, KVScales, why_unsupported
 
@@ -18,9 +19,7 @@ SCALE_DTYPE = torch.bfloat16  # float32's range in two bytes; its rounding stays
 class KVShape:
     """What determines a block's size. With a `dtype` of one byte, each token and KV head has a scale beside it."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[AttentionLayer, ...]
     block_size: int
     dtype: torch.dtype
 
@@ -30,9 +29,11 @@ class KVShape:
 
     @property
     def bytes_per_block(self) -> int:
-        """K and V of one block over all layers, their scales included."""
-        head_bytes = self.head_dim * self.dtype.itemsize + (SCALE_DTYPE.itemsize if self.is_quantised else 0)
-        return 2 * self.num_layers * self.num_kv_heads * self.block_size * head_bytes
+        """K and V of one block over all layers that have their own, their scales included."""
+        own = [layer for index, layer in enumerate(self.layers) if layer.source == index]
+        scale_bytes = SCALE_DTYPE.itemsize if self.is_quantised else 0
+        token_bytes = sum(layer.num_kv_heads * (layer.head_dim * self.dtype.itemsize + scale_bytes) for layer in own)
+        return 2 * self.block_size * token_bytes
 
 
 class UnsupportedCache(Exception):
@@ -62,15 +63,16 @@ class KVCache:
     def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
-        sizes = (shape.num_layers, 2, num_blocks, shape.block_size, shape.num_kv_heads)
-        numbers = _zeros((*sizes, shape.head_dim), shape.dtype, device)
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((layer[0], layer[1]) for layer in numbers)
-        self.scales: tuple[KVScales | None, ...] = (None,) * shape.num_layers
-        self._memory = [numbers]  # [num_layers, 2, num_blocks, ...] each
-        if shape.is_quantised:
-            scales = _zeros((*sizes, 1), SCALE_DTYPE, device)
-            self.scales = tuple(KVScales(layer[0], layer[1]) for layer in scales.squeeze(-1))
-            self._memory.append(scales)
+        # By layer that has its own: numbers and, where they are quantised, scales, each [2, num_blocks, ...].
+        self._memory = {i: self._allocate(layer, device) for i, layer in enumerate(shape.layers) if layer.source == i}
+        of_layers = [self._memory[layer.source] for layer in shape.layers]
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((memory[0][0], memory[0][1]) for memory in of_layers)
+        self.scales: tuple[KVScales | None, ...] = tuple(_scales_of(memory) for memory in of_layers)
+
+    def _allocate(self, layer: AttentionLayer, device: torch.device) -> list[Tensor]:
+        sizes = (2, self.num_blocks, self.shape.block_size, layer.num_kv_heads)
+        numbers = _zeros((*sizes, layer.head_dim), self.shape.dtype, device)
+        return [numbers, _zeros((*sizes, 1), SCALE_DTYPE, device)] if self.shape.is_quantised else [numbers]
 
     def layer(self, index: int) -> tuple[tuple[Tensor, Tensor], KVScales | None]:
         """Return a layer's (K, V) and their scales."""
@@ -81,22 +83,26 @@ class KVCache:
         device = self.layers[0][0].device
         for batch in _independent(copies):
             sources, targets = torch.tensor(batch, dtype=torch.int64, device=device).unbind(dim=1)
-            for (key_cache, value_cache), scales in zip(self.layers, self.scales, strict=True):
-                ops.copy_blocks(key_cache, value_cache, sources, targets, scales)
+            for index in self._memory:
+                ops.copy_blocks(*self.layers[index], sources, targets, self.scales[index])
 
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks that may hold NaN or infinity, before another request gets them."""
-        for memory in self._memory:
-            memory.view(torch.uint8)[:, :, block_ids] = 0  # torch fills no fp8
+        for tensors in self._memory.values():
+            for tensor in tensors:
+                tensor.view(torch.uint8)[:, block_ids] = 0  # torch fills no fp8
 
 
-def _zeros(sizes: tuple[int, int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros of [num_layers, 2, num_blocks, block_size, num_kv_heads, elements]."""
+def _scales_of(memory: list[Tensor]) -> KVScales | None:
+    return KVScales(*memory[1].squeeze(-1)) if len(memory) > 1 else None
+
+
+def _zeros(sizes: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros of [2, num_blocks, block_size, num_kv_heads, elements]."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
-    num_layers, two, num_blocks, block_size, num_kv_heads, elements = sizes
-    heads_first = (num_layers, two, num_kv_heads, num_blocks, block_size, elements)
-    return _lazy_zeros(heads_first, dtype).permute(0, 1, 3, 4, 2, 5)
+    two, num_blocks, block_size, num_kv_heads, elements = sizes
+    return _lazy_zeros((two, num_kv_heads, num_blocks, block_size, elements), dtype).permute(0, 2, 3, 1, 4)
 
 
 def _independent(copies: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

@@ -13,10 +13,11 @@ from typing import Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
+from engine.attention_layers import UnsupportedModel, refuse_other_layers
 from engine.engine import ModelIdentity
 from engine.fused import fuse
 from engine.fused_layer import fuse_layers
-from engine.paged_model import PagedModel, UnsupportedModel
+from engine.paged_model import PagedModel
 from engine.self_test import eager_logits, self_test
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -82,8 +83,9 @@ def _read_weights(source: str, folder: str, **options: Any) -> PreTrainedModel:
 def _paged(model: PreTrainedModel) -> PagedModel:
     """Return the model over our attention and fused parts, self-tested. Raises UnsupportedModel."""
     try:
+        refuse_other_layers(model)
+        expected = eager_logits(model)
         paged = PagedModel(model)
-        expected = eager_logits(paged)
         fuse(model)
         fuse_layers(paged)
         self_test(paged, expected)

@@ -1,14 +1,26 @@
 """transformers' own model definitions over our blocks: the attention function, the step's tensors, the support gate."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
+from engine.attention_layers import (
+    OBSERVING_NAME,
+    AttentionLayer,
+    Observation,
+    UnsupportedModel,
+    layers_of,
+    observing_attention,
+    observing_inputs,
+    refuse_other_attention,
+)
+from engine.attention_patches import Attend, patch_attention
 from engine.kv_cache import KVCache, KVShape
 from engine.scheduler import SchedulerOutput
 from kernels import ops
@@ -16,10 +28,7 @@ from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.score_rules import ScoreRules
 
 ATTENTION_NAME = "pagemill_paged"
-
-
-class UnsupportedModel(Exception):
-    """A model that the paged path would answer wrongly, with the reason. Refused at load, never served."""
+CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "seq_length")  # the last two are MPT's and BLOOM's
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +44,20 @@ class ModelInput:
 
 
 class StepAttention:
-    """The plans of one step's attention, one a window, each made when a layer first asks for it."""
+    """The plans of one step's attention, one a window and shape of heads, made when a layer first asks for it."""
 
-    def __init__(self, make: Callable[[int | None], ops.AttentionPlan]) -> None:
-        """`make` returns the plan for a window."""
+    def __init__(self, make: Callable[[int | None, int, int], ops.AttentionPlan]) -> None:
+        """`make` returns the plan for a window, a number of query heads and one of KV heads."""
         self._make = make
-        self._plans: dict[int | None, ops.AttentionPlan] = {}
+        self._plans: dict[tuple[int | None, int, int], ops.AttentionPlan] = {}
         self.last_rules: ScoreRules | None = None  # of the layer that attended last
 
-    def plan_for(self, rules: ScoreRules) -> ops.AttentionPlan:
+    def plan_for(self, rules: ScoreRules, num_heads: int, num_kv_heads: int) -> ops.AttentionPlan:
         self.last_rules = rules
-        if rules.window not in self._plans:
-            self._plans[rules.window] = self._make(rules.window)
-        return self._plans[rules.window]
+        key = (rules.window, num_heads, num_kv_heads)
+        if key not in self._plans:
+            self._plans[key] = self._make(*key)
+        return self._plans[key]
 
 
 class AttentionModule(Protocol):
@@ -68,25 +78,27 @@ def paged_attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    slopes: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention function in transformers' registry: store K and V in their slots, attend over the block tables.
 
-    query: [1, num_heads, T, head_dim]; key, value: [1, num_kv_heads, T, head_dim]. Returns [1, T, num_heads, head_dim].
+    query, key: [1, num_heads or num_kv_heads, T, head_dim]; value: [1, num_kv_heads, T, value_dim], value_dim at most
+    head_dim. Returns [1, T, num_heads, value_dim]. `slopes` comes from `engine.attention_patches`.
     Raises UnsupportedModel for an option that changes the result and is not implemented.
     """
-    if options.get("position_bias") is not None:
-        raise UnsupportedModel("its attention uses position_bias, which the paged attention does not have yet")
-    if attention_mask is not None or not getattr(module, "is_causal", True):
-        raise UnsupportedModel("its attention has a mask other than the causal one")
+    refuse_other_attention(module, attention_mask, options)
     (key_cache, value_cache), scales = model_input.cache.layer(module.layer_idx)
+    (num_heads, _, head_dim), (num_kv_heads, _, value_dim) = query.shape[1:], value.shape[1:]
+    if value_dim < head_dim:  # latent attention, expanded: the cache has one width
+        value = functional.pad(value, (0, head_dim - value_dim))
     key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
     ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping, scales)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rules = ScoreRules(scale, sliding_window, softcap, s_aux)
-    plan = model_input.attention.plan_for(rules)
+    scale = head_dim**-0.5 if scaling is None else scaling
+    rules = ScoreRules(scale, sliding_window, softcap, s_aux, slopes)
+    plan = model_input.attention.plan_for(rules, num_heads, num_kv_heads)
     output = ops.paged_attention(query[0].transpose(0, 1), key_cache, value_cache, plan, rules, scales)
-    return output.unsqueeze(0), None
+    return output.unsqueeze(0)[..., :value_dim], None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
@@ -96,21 +108,41 @@ class PagedModel:
     """A causal language model of transformers, run on packed tokens over a KV cache."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        """Takes the model over, for our attention alone. Raises UnsupportedModel."""
         config = model.config.get_text_config()
         self.model = model.eval()
         self.device = model.device
         self.dtype = model.dtype
-        self.num_layers: int = config.num_hidden_layers
-        self.num_heads: int = config.num_attention_heads
-        self.num_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.vocab_size: int = config.vocab_size
         self.max_model_len = _max_model_len(config)
-        model.set_attn_implementation(ATTENTION_NAME)
+        self._hook = patch_attention(model)
+        self.layers = self._observe()
+        if self._hook is None:
+            model.set_attn_implementation(ATTENTION_NAME)
+
+    def _observe(self) -> tuple[AttentionLayer, ...]:
+        observation = Observation()
+        if self._hook is None:
+            self.model.set_attn_implementation(OBSERVING_NAME)
+        self._call(observing_attention, observing_inputs(self.model), observation=observation)
+        return layers_of(self.model, observation)
+
+    def _call(self, attend: Attend, inputs: Mapping[str, Any], **for_attention: object) -> Any:
+        """Run the model; its layers call `attend` with the options `for_attention`."""
+        with torch.inference_mode():
+            if self._hook is None:
+                return self.model(**inputs, **for_attention)
+            with self._hook.attending(partial(attend, **for_attention)):
+                return self.model(**inputs)
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of its widest keys."""
+        return max(layer.head_dim for layer in self.layers)
 
     def kv_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> KVShape:
         """Return the shape of a cache of `kv_dtype`, the model's type where that is None."""
-        return KVShape(self.num_layers, self.num_kv_heads, self.head_dim, block_size, kv_dtype or self.dtype)
+        return KVShape(self.layers, block_size, kv_dtype or self.dtype)
 
     def build_input(self, plan: SchedulerOutput, cache: KVCache) -> ModelInput:
         """Return a step's tensors on the model's device."""
@@ -138,11 +170,13 @@ class PagedModel:
             cache=cache,
         )
 
-    def _plan_attention(self, batch: PagedBatch, window: int | None) -> ops.AttentionPlan:
+    def _plan_attention(
+        self, batch: PagedBatch, window: int | None, num_heads: int, num_kv_heads: int
+    ) -> ops.AttentionPlan:
         return ops.plan_attention(
             batch,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
             dtype=self.dtype,
             device=self.device,
             window=window,
@@ -150,14 +184,13 @@ class PagedModel:
 
     def forward(self, model_input: ModelInput) -> Tensor:
         """Run one step, writing its KV into the cache. Returns float32 logits of the sampled rows, [S, vocab_size]."""
-        with torch.inference_mode():
-            output = self.model(
-                input_ids=model_input.input_ids,
-                position_ids=model_input.position_ids,
-                use_cache=False,
-                logits_to_keep=model_input.sample_rows,
-                model_input=model_input,
-            )
+        inputs = {
+            "input_ids": model_input.input_ids,
+            "position_ids": model_input.position_ids,
+            "use_cache": False,
+            "logits_to_keep": model_input.sample_rows,
+        }
+        output = self._call(paged_attention_forward, inputs, model_input=model_input)
         logits: Tensor = output.logits[0]
         return logits.float()
 
@@ -166,11 +199,15 @@ class PagedModel:
 
 
 def _max_model_len(config: PreTrainedConfig) -> int:
-    """Return the context limit in tokens.
+    """Return the context limit in tokens. Raises UnsupportedModel where the configuration has none.
 
     LongRoPE changes the frequencies of a whole step as soon as one of its sequences is longer than the original
     context, so sequences are kept within it.
     """
-    longest: int = config.max_position_embeddings
+    longest = next((limit for name in CONTEXT_NAMES if (limit := getattr(config, name, None)) is not None), None)
+    if longest is None:
+        raise UnsupportedModel(f"its configuration names no context length (none of {', '.join(CONTEXT_NAMES)})")
     rope = getattr(config, "rope_parameters", None) or {}
-    return min(longest, rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else longest
+    if rope.get("rope_type") == "longrope":
+        longest = min(longest, rope["original_max_position_embeddings"])
+    return int(longest)

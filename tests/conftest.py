@@ -16,6 +16,11 @@ settings.load_profile("pagemill")
 if find_spec("sqlalchemy") is not None:  # a machine for the kernels and the engine alone has none
     pytest_plugins = ["tests.services", "tests.redis_server", "tests.browser"]
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-docs", action="store_true", help="write the tables of docs/ that tests hold")
+
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -10,11 +10,23 @@ from pathlib import Path
 import torch
 
 from engine.model_loader import load_model
-from tests.engine.tiny_models import SERVED, generate, make_engine, outputs_of, random_model, run
+from tests.engine.tiny_configs import SERVED
+from tests.engine.tiny_models import generate, make_engine, outputs_of, random_model, run
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL_TESTS = [f"tests/kernels/test_triton_{name}.py" for name in ("attention", "cache", "quantised")]
-MODELS = ("llama", "qwen3", "gpt2", "mistral-window", "gemma2-softcap", "gemma3", "gpt-oss")
+MODELS = (
+    "llama",
+    "qwen3",
+    "gpt2",
+    "mistral-window",
+    "gemma2-softcap",
+    "gemma3",
+    "gpt-oss",
+    "mpt",
+    "deepseek-v3",
+    "gemma4",
+)
 # A template shared by all, so that prefixes are reused, and lengths on both sides of a block's.
 PROMPTS = [[*range(10, 42), *tail] for tail in ([], [50, 51], list(range(60, 90)))] + [[5, 6, 7]]
 NUM_TOKENS = 24

@@ -9,21 +9,19 @@ import pytest
 import torch
 import transformers
 
+from engine.attention_layers import UnsupportedModel
 from engine.model_loader import LoadedModel
-from engine.paged_model import UnsupportedModel
-from tests.engine.tiny_models import (
-    LONGROPE,
-    REFUSED,
-    SERVED,
-    SIZES,
-    VOCAB_SIZE,
-    generate,
-    load,
-    make_engine,
-    outputs_of,
-    random_model,
-    run,
+from tests.engine.architecture_table import (
+    AT_ONCE,
+    EACH_WAY,
+    REFUSED_TITLE,
+    SERVED_TITLE,
+    hold_names,
+    hold_row,
+    served_row,
 )
+from tests.engine.tiny_configs import ALSO_SERVED, FALCON, LONGROPE, REFUSED, SERVED, SIZES, VOCAB_SIZE
+from tests.engine.tiny_models import generate, load, make_engine, outputs_of, random_model, run
 
 NUM_TOKENS = 12
 
@@ -39,10 +37,17 @@ def make_prompts() -> list[list[int]]:
     ]
 
 
+@pytest.fixture
+def writes(request: pytest.FixtureRequest) -> bool:
+    """Whether to write docs/architectures.md instead of holding it to what is found."""
+    return bool(request.config.getoption("--write-docs"))
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """A loaded model, prompts, and what transformers generates from them."""
 
+    name: str
     loaded: LoadedModel
     prompts: Sequence[Sequence[int]]
     expected: Sequence[Sequence[int]]
@@ -55,7 +60,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     prompts = make_prompts()
     expected = [generate(oracle, prompt, NUM_TOKENS) for prompt in prompts]
     assert len({tuple(output) for output in expected}) >= len(prompts) - 1, "outputs too alike to tell a mistake by"
-    return Served(load(random_model(config), tmp_path_factory.mktemp(request.param)), prompts, expected)
+    loaded = load(random_model(config), tmp_path_factory.mktemp(request.param))
+    return Served(request.param, loaded, prompts, expected)
 
 
 def test_alone(served: Served) -> None:
@@ -90,13 +96,84 @@ def test_after_preemptions(served: Served) -> None:
     assert outputs_of(requests) == served.expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_row_of_the_page(served: Served, writes: bool) -> None:
+    hold_row(SERVED_TITLE, served_row(served.name, served.loaded, EACH_WAY), write=writes)
+
+
+@pytest.mark.parametrize("name", ALSO_SERVED)
+def test_all_at_once(name: str, tmp_path: Path, writes: bool) -> None:
+    """Batched and chunked with hits on each other's prefixes; then with a warm cache and too few blocks."""
+    config = ALSO_SERVED[name]()
+    prompts = make_prompts()[:5]
+    oracle = random_model(config, seed=1)
+    expected = [generate(oracle, prompt, 6) for prompt in prompts]
+    assert len({tuple(output) for output in expected}) >= 4, "outputs too alike to tell a mistake by"
+    loaded = load(random_model(config, seed=1), tmp_path)
+    engine = make_engine(loaded, num_blocks=30, max_num_seqs=8, token_budget=29)
+    assert outputs_of(run(engine, prompts, 6)) == expected
+    assert outputs_of(run(engine, prompts, 6)) == expected
+    assert engine.status().preemptions > 0
+    hold_row(SERVED_TITLE, served_row(name, loaded, AT_ONCE), write=writes)
+
+
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_refused(name: str, tmp_path: Path, writes: bool) -> None:
     make_config, reason = REFUSED[name]
     with pytest.raises(UnsupportedModel, match=reason) as raised:
-        load(random_model(make_config()).to(dtype), tmp_path)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
+        load(random_model(make_config()), tmp_path)
     assert "\n" not in str(raised.value)
+    hold_row(REFUSED_TITLE, f"| {name} | {reason} |", write=writes)
+
+
+def test_page_names_no_others(writes: bool) -> None:
+    hold_names(SERVED_TITLE, SERVED.keys() | ALSO_SERVED.keys(), write=writes)
+    hold_names(REFUSED_TITLE, REFUSED, write=writes)
+
+
+@pytest.mark.parametrize("name", ["falcon-alibi", "lfm2", "bert"])
+def test_narrow_types_make_no_difference(name: str, tmp_path: Path) -> None:
+    """What is refused, and what is served by a patch, is so in bfloat16 too."""
+    refused = REFUSED.get(name)
+    model = random_model(refused[0]() if refused else SERVED[name]()).to(torch.bfloat16)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
+    if refused is None:
+        load(model, tmp_path)
+        return
+    with pytest.raises(UnsupportedModel, match=refused[1]):
+        load(model, tmp_path)
+
+
+def test_falcons_reference_is_not_transformers_eager_attention(tmp_path: Path) -> None:
+    """That adds the ALiBi bias twice: a model held to it would be refused, or answer wrongly."""
+    model = random_model(SERVED["falcon-alibi"]())
+    ids = torch.arange(3, 60).unsqueeze(0)
+    logits = {}
+    for name in ("eager", "sdpa"):
+        model.config._attn_implementation = name
+        logits[name] = model(ids, use_cache=False).logits[0, -1]
+    assert (logits["eager"] - logits["sdpa"]).abs().max() > 0.1 * logits["sdpa"].std()
+    load(model, tmp_path)
+
+
+def test_falcons_queries_are_served_by_few_kv_heads(tmp_path: Path) -> None:
+    """transformers repeats them for each query head before it caches them."""
+    config = transformers.FalconConfig(**FALCON, alibi=False, num_kv_heads=1, new_decoder_architecture=True)
+    (layer, _) = load(random_model(config), tmp_path).model.layers
+    assert (layer.num_heads, layer.num_kv_heads) == (4, 1)
+
+
+def test_window_that_only_a_mask_would_apply_is_refused(tmp_path: Path) -> None:
+    """A short self-test would not notice."""
+    config = SERVED["llama"]()
+    config.sliding_window = 1000
+    with pytest.raises(UnsupportedModel, match="its layer 0 is sliding_attention, but attends with a window of None"):
+        load(random_model(config), tmp_path)
+
+
+def test_memory_of_layers_that_differ(tmp_path: Path) -> None:
+    """Gemma 4: wider heads in full layers, and the last two layers have no K and V of their own."""
+    model = load(random_model(SERVED["gemma4"]()), tmp_path).model
+    assert [(layer.head_dim, layer.source) for layer in model.layers] == [(8, 0), (16, 1), (8, 0), (16, 1)]
+    assert model.kv_shape(4).bytes_per_block == 2 * 2 * (8 + 16) * 4 * 4
 
 
 def test_model_that_is_off_by_a_little_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from engine.attention_layers import UnsupportedModel
 from engine.fused_layer import FusedLayer
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
-from engine.paged_model import UnsupportedModel
+from tests.engine.tiny_configs import SERVED
 from tests.engine.tiny_gguf import TOKENS, write_gguf
-from tests.engine.tiny_models import SERVED, generate, make_engine, outputs_of, random_model, run
+from tests.engine.tiny_models import generate, make_engine, outputs_of, random_model, run
 
 PROMPTS = [[5, 6, 7], list(range(10, 40)), [90]]
 
@@ -49,7 +50,8 @@ def test_identity_of_a_folder(saved: Path, tmp_path: Path) -> None:
     assert loaded.identity.vocab_size == 96
     assert loaded.identity.stop_token_ids == {2}
     assert loaded.folder == str(saved)
-    assert (loaded.model.max_model_len, loaded.model.num_heads, loaded.model.num_kv_heads) == (128, 4, 2)
+    assert loaded.model.max_model_len == 128
+    assert [(layer.num_heads, layer.num_kv_heads) for layer in loaded.model.layers] == [(4, 2), (4, 2)]
 
 
 @pytest.mark.parametrize(

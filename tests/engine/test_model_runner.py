@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.attention_layers import AttentionLayer
 from engine.engine import Engine
 from engine.kv_cache import QUANTISED, KVCache, KVShape
 from engine.model_loader import LoadedModel
 from engine.paged_model import ModelInput
 from engine.request import FinishReason, SamplingParams
-from tests.engine.tiny_models import SERVED, load, make_engine, outputs_of, random_model, run
+from tests.engine.tiny_configs import SERVED
+from tests.engine.tiny_models import load, make_engine, outputs_of, random_model, run
 
 NAN_TOKEN = 95
 NUM_TOKENS = 8
@@ -94,8 +96,12 @@ def test_seeded_sampling_is_the_same_alone_batched_and_preempted(loaded: LoadedM
         assert (engine.status().preemptions > 0) == (num_blocks == 10)
 
 
+def layers_of(count: int, *, num_kv_heads: int, head_dim: int) -> tuple[AttentionLayer, ...]:
+    return tuple(AttentionLayer(num_kv_heads, num_kv_heads, head_dim, None, index) for index in range(count))
+
+
 def test_cache_memory_is_what_the_shape_says() -> None:
-    shape = KVShape(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.bfloat16)
+    shape = KVShape(layers_of(3, num_kv_heads=2, head_dim=8), block_size=4, dtype=torch.bfloat16)
     cache = KVCache(shape, 5, torch.device("cpu"))
     tensors = [tensor for layer in cache.layers for tensor in layer]
     assert all(tensor.shape == (5, 4, 2, 8) and tensor.dtype is torch.bfloat16 for tensor in tensors)
@@ -105,7 +111,7 @@ def test_cache_memory_is_what_the_shape_says() -> None:
 
 @pytest.mark.parametrize("dtype", QUANTISED.values(), ids=str)
 def test_quantised_cache_memory_is_what_the_shape_says(dtype: torch.dtype) -> None:
-    shape = KVShape(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=dtype)
+    shape = KVShape(layers_of(3, num_kv_heads=2, head_dim=8), block_size=4, dtype=dtype)
     cache = KVCache(shape, 5, torch.device("cpu"))
     numbers = [tensor for layer in cache.layers for tensor in layer]
     scales = [tensor for layer in cache.scales if layer is not None for tensor in (layer.key, layer.value)]
@@ -117,7 +123,7 @@ def test_quantised_cache_memory_is_what_the_shape_says(dtype: torch.dtype) -> No
 
 
 def test_scrub_cleans_its_blocks_only() -> None:
-    shape = KVShape(num_layers=2, num_kv_heads=1, head_dim=2, block_size=2, dtype=torch.float32)
+    shape = KVShape(layers_of(2, num_kv_heads=1, head_dim=2), block_size=2, dtype=torch.float32)
     cache = KVCache(shape, 4, torch.device("cpu"))
     for layer in cache.layers:
         for tensor in layer:

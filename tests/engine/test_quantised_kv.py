@@ -18,7 +18,8 @@ from engine.kv_cache import QUANTISED, UnsupportedCache, choose_kv_dtype
 from engine.model_loader import LoadedModel
 from engine.request import FinishReason, SamplingParams
 from tests.engine.test_architectures import make_prompts
-from tests.engine.tiny_models import SERVED, generate, load, make_engine, outputs_of, random_model, run
+from tests.engine.tiny_configs import SERVED
+from tests.engine.tiny_models import generate, load, make_engine, outputs_of, random_model, run
 
 MODELS = ("llama", "qwen3", "mistral-window")  # fused layers, norms of heads, and a window
 NUM_TOKENS = 8

@@ -11,7 +11,7 @@ from kernels import reference
 from kernels.score_rules import ScoreRules
 from scripts.gpu_checks import benchmark
 from scripts.gpu_checks.checks import KERNEL_TESTS, MODELS, check_engine
-from tests.engine.tiny_models import SERVED
+from tests.engine.tiny_configs import SERVED
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -11,7 +11,8 @@ from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.quarantine import EngineBroken
 from engine.request import FinishReason, Request, SamplingParams
-from tests.engine.tiny_models import CONTEXT, SIZES, load, random_model
+from tests.engine.tiny_configs import CONTEXT, SIZES
+from tests.engine.tiny_models import load, random_model
 from tests.torch_threads import one_thread  # noqa: F401
 from worker.running.failing_runner import FailingRunner
 from worker.running.failpoints import parse_faults

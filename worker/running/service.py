@@ -13,13 +13,13 @@ import torch
 import transformers
 from transformers.utils.logging import disable_progress_bar
 
+from engine.attention_layers import UnsupportedModel
 from engine.config import EngineConfig
 from engine.engine import Engine, Runner
 from engine.kv_cache import UnsupportedCache, choose_kv_dtype
 from engine.memory import peak_memory_bytes, spare_kv_bytes
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
 from engine.model_runner import ModelRunner
-from engine.paged_model import UnsupportedModel
 from worker.errors import ConfigurationError
 from worker.log_fields import naming_worker
 from worker.model_shape import short_name

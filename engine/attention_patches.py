@@ -1,0 +1,172 @@
+"""Attention modules of transformers that never call the attention function, made to call it.
+
+Each is wrapped by a module that computes queries, keys and values with the original's own parts and hands them over.
+What the function needs of a step does not come down to such modules: it waits in a hook that all of them hold.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+PATCHED_NAME = "pagemill_patched"
+# Of transformers 5.24's two implementations for Falcon, eager adds the ALiBi bias twice; sdpa gives what Falcon's
+# authors published.
+REFERENCES = {"FalconAttention": "sdpa"}  # others: eager
+
+Attend = Callable[..., tuple[Tensor, None]]  # an attention function of transformers' registry, bound to a step
+
+
+class AttentionHook:
+    """Where the attention function of the current pass waits for patched modules."""
+
+    def __init__(self) -> None:
+        self.attend: Attend | None = None
+
+    @contextmanager
+    def attending(self, attend: Attend) -> Iterator[None]:
+        """Let patched modules call `attend`."""
+        self.attend = attend
+        try:
+            yield
+        finally:
+            self.attend = None
+
+
+class PatchedAttention(nn.Module):
+    """An attention module in the place of the original, which it holds."""
+
+    def __init__(self, original: Any, hook: AttentionHook) -> None:
+        super().__init__()
+        self.original = original
+        self.layer_idx: int = original.layer_idx
+        self._hook = hook
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, slopes: Tensor | None) -> Tensor:
+        """query: [1, num_heads, T, head_dim]; key, value: [1, num_kv_heads, T, head_dim]. Returns [1, T, features]."""
+        assert self._hook.attend is not None, "a patched model runs within a step only"
+        output, _ = self._hook.attend(self, query, key, value, None, scaling=scale, slopes=slopes)
+        return output.flatten(2)
+
+
+class BloomAttention(PatchedAttention):
+    """ALiBi over fused projections, a head's query, key and value side by side."""
+
+    def __init__(self, original: Any, hook: AttentionHook) -> None:
+        super().__init__(original, hook)
+        self.slopes = nn.Buffer(alibi_slopes(original.num_heads, original.dense.weight.device))
+
+    def forward(self, hidden_states: Tensor, residual: Tensor, **_: object) -> tuple[Tensor, None]:
+        module = self.original
+        query, key, value = module._reshape(module.query_key_value(hidden_states))
+        return module.dense(self.attend(query, key, value, module.inv_norm_factor, self.slopes)) + residual, None
+
+
+class FalconAttention(PatchedAttention):
+    """Rotary or ALiBi, over fused projections of each KV head's queries, its key and its value."""
+
+    def __init__(self, original: Any, hook: AttentionHook) -> None:
+        super().__init__(original, hook)
+        device = original.dense.weight.device
+        # Falcon scales the biases like the scores, and its authors keep the slopes in bfloat16.
+        slopes = alibi_slopes(original.num_heads, device).bfloat16().float() * original.inv_norm_factor
+        self.slopes = nn.Buffer(slopes)
+
+    def forward(
+        self, hidden_states: Tensor, alibi: Tensor | None, *, position_embeddings: tuple[Tensor, Tensor], **_: object
+    ) -> tuple[Tensor, None]:
+        module = self.original
+        num_tokens, per_kv_head = hidden_states.shape[1], module.num_heads // module.num_kv_heads
+        fused = module.query_key_value(hidden_states)
+        heads = fused.view(1, num_tokens, module.num_kv_heads, per_kv_head + 2, module.head_dim)
+        query = heads[..., :-2, :].flatten(2, 3).transpose(1, 2)
+        key, value = heads[..., -2, :].transpose(1, 2), heads[..., -1, :].transpose(1, 2)
+        if alibi is None:
+            query, key = _rotated(query, *position_embeddings), _rotated(key, *position_embeddings)
+        slopes = None if alibi is None else self.slopes
+        return module.dense(self.attend(query, key, value, module.inv_norm_factor, slopes)), None
+
+
+class MptAttention(PatchedAttention):
+    """ALiBi over fused projections, all queries before all keys before all values."""
+
+    def __init__(self, original: Any, hook: AttentionHook) -> None:
+        super().__init__(original, hook)
+        self.slopes = nn.Buffer(alibi_slopes(original.n_heads, original.Wqkv.weight.device))
+
+    def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, None]:
+        module = self.original
+        fused = module.Wqkv(hidden_states)
+        if module.clip_qkv:
+            fused = fused.clamp(-module.clip_qkv, module.clip_qkv)
+        query, key, value = fused.view(1, -1, 3, module.n_heads, module.head_dim).permute(2, 0, 3, 1, 4)
+        return module.out_proj(self.attend(query, key, value, module.softmax_scale, self.slopes)), None
+
+
+PATCHES: dict[str, Callable[[Any, AttentionHook], PatchedAttention]] = {
+    "BloomAttention": BloomAttention,
+    "FalconAttention": FalconAttention,
+    "MptAttention": MptAttention,
+}
+
+
+def patch_attention(model: PreTrainedModel) -> AttentionHook | None:
+    """Wrap the attention modules that need it, in place. Returns their hook; None where there are none."""
+    hook, found = AttentionHook(), False
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if (patch := PATCHES.get(type(child).__name__)) is not None:
+                setattr(parent, name, patch(child, hook))
+                found = True
+    if not found:
+        return None
+    model.config._attn_implementation = PATCHED_NAME
+    return hook
+
+
+def set_reference_attention(model: PreTrainedModel) -> None:
+    """Let a model that is not patched yet attend by the implementation of transformers' that says what is right.
+
+    The definitions that need a patch take it from their configuration only.
+    """
+    names = {type(module).__name__ for module in model.modules()}
+    patched = next((name for name in PATCHES if name in names), None)
+    if patched is None:
+        model.set_attn_implementation("eager")
+    else:
+        model.config._attn_implementation = REFERENCES.get(patched, "eager")
+
+
+def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
+    """Return the slopes of ALiBi, [num_heads], float32 (Press et al. 2022).
+
+    They fall geometrically to 2^-8. Where the number of heads is no power of two, the rest takes every other slope of
+    twice as many heads.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2.0 ** (-8 * (2 * i + 1) / (2 * power)) for i in range(num_heads - power)]
+    return torch.tensor(slopes + between, dtype=torch.float32, device=device)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x: [1, heads, T, head_dim]; cos, sin: [1, T, head_dim]. A head's halves are the two sides of each rotation."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos.unsqueeze(1) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(1)
+
+
+def _attend_by_hook(*_: object, **__: object) -> tuple[Tensor, None]:
+    raise AssertionError("a patched module calls the attention function through its hook")
+
+
+def _no_mask(*, device: torch.device, **_: object) -> Tensor:
+    """Return a mask of one element for definitions that do not expect to get none; patched modules ignore it."""
+    return torch.zeros(1, 1, 1, 1, device=device)
+
+
+AttentionInterface.register(PATCHED_NAME, _attend_by_hook)
+AttentionMaskInterface.register(PATCHED_NAME, _no_mask)
