@@ -1,4 +1,4 @@
-"""The tables of docs/architectures.md: each row is what a test found, and that test fails where the page says otherwise.
+"""The tables of docs/architectures.md: each row is what a test found, which fails where the page says otherwise.
 
 `pytest tests/engine/test_architectures.py --write-docs` writes them.
 """

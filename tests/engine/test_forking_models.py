@@ -9,7 +9,8 @@ import transformers
 from engine.forking import Output, seed_of_output
 from engine.model_loader import LoadedModel
 from engine.request import SamplingParams
-from tests.engine.tiny_models import SIZES, load, make_engine, random_model
+from tests.engine.tiny_configs import SIZES
+from tests.engine.tiny_models import load, make_engine, random_model
 
 PARAMS = SamplingParams(max_tokens=9, temperature=0.7, ignore_eos=True)
 

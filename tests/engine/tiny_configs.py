@@ -58,6 +58,7 @@ SHARED_KV: dict[str, Any] = {  # the last two of four layers read K and V of the
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": VOCAB_SIZE,
 }
+WIDE_FULL_LAYERS: dict[str, Any] = {"global_head_dim": 16, "num_global_key_value_heads": 1}
 LONGROPE: dict[str, Any] = {
     "original_max_position_embeddings": 32,
     "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 5.0, 6.0]},
@@ -96,12 +97,11 @@ SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
         **SIZES, head_dim=8, layer_types=["full_attention"] * 2, attn_logit_softcapping=2.0
     ),
     "gemma3": lambda: transformers.Gemma3TextConfig(**MIXED, head_dim=8),
-    "gemma4": lambda: transformers.Gemma4TextConfig(**SHARED_KV, global_head_dim=16),
+    "gemma4": lambda: transformers.Gemma4TextConfig(**SHARED_KV, **WIDE_FULL_LAYERS),
     "gemma4-key-is-value": lambda: transformers.Gemma4TextConfig(
         **MIXED,
+        **WIDE_FULL_LAYERS,
         head_dim=8,
-        global_head_dim=16,
-        num_global_key_value_heads=1,
         attention_k_eq_v=True,
         hidden_size_per_layer_input=8,
         vocab_size_per_layer_input=VOCAB_SIZE,
@@ -134,7 +134,7 @@ SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
         max_seq_len=CONTEXT,
         attn_config={"clip_qkv": 2.0, "softmax_scale": 0.3},
     ),
-    "bloom": lambda: transformers.BloomConfig(**(OLD_SIZES | {"hidden_size": 48}), n_head=6, seq_length=CONTEXT),
+    "bloom": lambda: transformers.BloomConfig(**(OLD_SIZES | {"hidden_size": 48, "seq_length": CONTEXT}), n_head=6),
     "deepseek-v3": lambda: transformers.DeepseekV3Config(**LATENT, **DEEPSEEK_MOE),
 }
 
@@ -158,7 +158,7 @@ ALSO_SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "glm": lambda: transformers.GlmConfig(**SIZES, head_dim=8),
     "glm4-moe": lambda: transformers.Glm4MoeConfig(
-        **SIZES, **(DEEPSEEK_MOE | {"n_group": 1}), head_dim=8, n_shared_experts=1
+        **(SIZES | DEEPSEEK_MOE | {"n_group": 1, "head_dim": 8}), n_shared_experts=1
     ),
     "gpt-bigcode": lambda: transformers.GPTBigCodeConfig(**GPT_SIZES, **ENDS),
     "granite-moe": lambda: transformers.GraniteMoeConfig(**LOCAL_MOE),
@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
         lambda: transformers.RwkvConfig(
             vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32, context_length=CONTEXT
         ),
-        "its configuration names no context length",
+        "its layer 0 does not call the attention function",
     ),
     "bloom-without-context": (
         lambda: transformers.BloomConfig(**OLD_SIZES, n_head=4),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.attention_layers import AttentionLayer
 from engine.kv_cache import KVCache, KVShape
 from kernels import ops, reference
 from kernels.kv_scales import KVScales
@@ -38,7 +39,8 @@ def test_equals_reference_and_touches_nothing_else(dtype: torch.dtype, heads_fir
 
 
 def test_a_cache_copies_in_order_where_one_copy_depends_on_another() -> None:
-    cache = KVCache(KVShape(2, 1, 4, 2, torch.float32), NUM_BLOCKS, torch.device("cpu"))
+    layers = tuple(AttentionLayer(1, 1, 4, None, source=index) for index in range(2))
+    cache = KVCache(KVShape(layers, 2, torch.float32), NUM_BLOCKS, torch.device("cpu"))
     for key_cache, value_cache in cache.layers:
         for block_id in range(NUM_BLOCKS):
             key_cache[block_id] = block_id
