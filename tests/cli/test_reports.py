@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.attention_layers import AttentionLayer
 from engine.kv_cache import QUANTISED, KVShape
 from tests.cli.conftest import CannedWorker, Run
 from worker.sql import schema
@@ -167,7 +168,8 @@ def test_plan_with_a_quantised_cache(run: Run, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kv_dtype", QUANTISED)
 def test_plan_counts_a_block_as_the_engine_does(run: Run, kv_dtype: str) -> None:
     arguments = ("plan", *SIZES_70B, "--memory", "200GiB", "--kv-dtype", kv_dtype, "--json")
-    shape = KVShape(num_layers=80, num_kv_heads=8, head_dim=128, block_size=16, dtype=QUANTISED[kv_dtype])
+    layers = tuple(AttentionLayer(64, 8, 128, None, source=index) for index in range(80))
+    shape = KVShape(layers, block_size=16, dtype=QUANTISED[kv_dtype])
     assert json.loads(run(*arguments).stdout)["plan"]["block_bytes"] == shape.bytes_per_block
 
 
