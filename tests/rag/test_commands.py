@@ -204,3 +204,26 @@ def test_rows_of_a_query_are_indexed_and_read_only(run: Run, sqlite_url: str) ->
     assert "sql: begins with DELETE; only a query that reads is run" in done.stderr
     done = run("index", "documents", "--collection", "rows")
     assert "collection rows was indexed from sql" in done.stderr
+
+
+def test_a_collection_is_indexed_again_by_its_name(run: Run, documents: Path) -> None:
+    (documents / "old.txt").write_bytes("Zürich".encode("latin-1"))
+    assert run("index", "documents").exit_code == ExitCode.USAGE
+    short = ("--overlap-tokens", "8")
+    first = run(
+        "index", "documents", "--collection", "library", "--encoding", "latin-1", "--chunk-tokens", "64", *short
+    )
+    assert first.exit_code == 0, first.stderr
+    again = json.loads(run("index", "library", "--json").stdout)
+    assert again["documents"] == {"added": 0, "changed": 0, "unchanged": 6, "unreadable": 0, "deleted": 0}
+    utf8 = run("index", "library", "--encoding", "utf-8")
+    assert (utf8.exit_code, "not indexed: old.txt: is not utf-8" in utf8.stderr) == (ExitCode.JOBS_FAILED, True)
+    for arguments, words in (
+        (("index", "nothing"), "no collection 'nothing' in the database; there are library"),
+        (("index", "library", "--sql-url", "sqlite:////tmp/x"), "sql_url: collection library was indexed from folder"),
+        (("index", "documents", "--chunk-tokens", "0", "--collection", "x"), "chunk_tokens: is 0"),
+        (("index",), "give either FOLDER or --sql; or the name of a collection alone"),
+        (("index", "documents"), "give --collection, the name of what this folder becomes"),
+    ):
+        refused = run(*arguments)
+        assert (refused.exit_code, words in refused.stderr) == (ExitCode.USAGE, True), refused.stderr

@@ -3,25 +3,31 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from sqlalchemy import Engine, select
 
 from tests.rag.summaries import NAME, PROMPT, Library, summarise
+from tests.sql.builders import worker_of
 from tests.worker.fakes import ScriptError
 from worker.cancelling import cancel_jobs
 from worker.errors import ConfigurationError, PagemillError
 from worker.queue.submission import QueueRecord
+from worker.rag.capacity import within_workers
 from worker.rag.collecting import collect_summaries
 from worker.rag.model import RagModel
 from worker.rag.prompts import SummaryPrompt
 from worker.rag.summarizing import RunOptions, Summarizer
 from worker.records import JobState
+from worker.settings_model import Settings
 from worker.sql.database import reading
+from worker.sql.recording import opened_recorder
 from worker.sql.store import JobStore
-from worker.sql.tables import JobRow, SummaryState
+from worker.sql.tables import JobRow, SummaryState, utc_now
 
 
 @pytest.fixture
@@ -232,3 +238,35 @@ def test_other_tokenizer_is_refused(library: Library, model: RagModel) -> None:
 def test_collection_that_is_not_there_is_named(library: Library) -> None:
     with pytest.raises(PagemillError, match="no collection 'library' in the database; there is none yet"):
         library.submit()
+
+
+def test_documents_are_planned_for_the_smallest_cache_of_a_worker(
+    library: Library, database: Engine, settings: Settings, connection: redis.Redis
+) -> None:
+    library.index()
+    store = JobStore(database)
+    workers: dict[str, dict[str, Any]] = {
+        "large": {"num_blocks": 4096},
+        "small": {"num_blocks": 25},
+        "stopped": {"num_blocks": 1},
+        "other": {"num_blocks": 1, "model": "another"},
+    }
+    for name, changes in workers.items():
+        store.register_worker(worker_of(name, **{"model": library.model.name, "started_at": utc_now(), **changes}))
+    store.stop_worker("stopped")
+    whole = library.model
+    library.model = within_workers(whole, database, settings)
+    assert (library.model.max_model_len, library.model.limited_by) == (400, "the KV cache of worker small")
+    with opened_recorder(library.database_url) as recorder:
+        plans = [
+            Summarizer(database, connection, recorder, model).plan(NAME, PROMPT, RunOptions())
+            for model in (whole, library.model)
+        ]
+        assert plans[0].num_jobs < plans[1].num_jobs
+        tight = replace(library.model, max_model_len=120)
+        with pytest.raises(ConfigurationError, match=r"are left .*; the KV cache of worker small has 120 tokens"):
+            Summarizer(database, connection, recorder, tight).plan(NAME, PROMPT, RunOptions())
+        more = RunOptions(context_tokens=401)
+        with pytest.raises(ConfigurationError, match=r"^context: 401 is not between 1 and 400, the KV cache of worker"):
+            Summarizer(database, connection, recorder, library.model).plan(NAME, PROMPT, more)
+    assert store.state_counts() == ()

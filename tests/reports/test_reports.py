@@ -2,15 +2,18 @@
 
 import csv
 import io
+from collections import Counter
+from datetime import timedelta
 
 import pyarrow.parquet
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from tests.reports.conftest import END
 from worker.reports.catalogue import report_table, with_trend
 from worker.reports.comparing import FEW_JOBS, Side, Verdict, compare
 from worker.reports.csv_form import to_csv
+from worker.reports.html.report import whole_page
 from worker.reports.kinds import (
     COST,
     FAILURES,
@@ -29,6 +32,9 @@ from worker.reports.phases import phase_table, phases_of
 from worker.reports.tables import Column, ReportTable, Trend
 from worker.reports.units import Unit
 from worker.sql.reporting import Dimension, ReportFilter, Reports
+from worker.sql.rollups.sources import COSTS, FIGURES, HISTOGRAMS, TOTALS
+from worker.sql.rollups.sources import FAILURES as FAILED
+from worker.sql.rollups.sources import WASTE as WASTED
 
 EVERYTHING = ReportFilter()
 
@@ -143,3 +149,28 @@ def test_few_jobs_tell_nothing(filled: Reports, filled_database: Engine) -> None
     assert {row.verdict for row in compare(filled, Side("a", a), Side("b", nothing)) if row.b is None} == {
         Verdict.UNKNOWN.value
     }
+
+
+def test_a_page_asks_each_question_once(filled: Reports) -> None:
+    asked: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, parameters: object, *rest: object) -> None:
+        asked.append(f"{statement} {parameters}")
+
+    event.listen(filled.engine, "before_cursor_execute", note)
+    whole_page(filled, EVERYTHING, END + timedelta(hours=1))
+    own = [statement for statement in asked if "FROM" in statement and "rolled_hours" not in statement]
+    assert len(own) > 20
+    # Totals have a snapshot with the jobs that have not ended; savings and prefix read the same sums without these.
+    # Percentiles are exact of so many jobs at most: whether it is more is counted with each figure.
+    again = {statement for statement, number in Counter(own).items() if number > 1}
+    assert all("jobs_with_retries" in statement or "LIMIT" in statement for statement in again)
+    assert max(Counter(own).values()) <= 4
+
+
+def test_each_measure_has_its_column_in_a_roll_up() -> None:
+    """They are in two places, a statement's expression and a table's column: neither may lack one."""
+    keys = {"id", "hour", "starts_at", "queue", "model", "tenant"}
+    for source in (TOTALS, FAILED, WASTED, COSTS, FIGURES, HISTOGRAMS):
+        columns = set(source.table.__table__.c.keys()) - keys
+        assert columns == {*source.keys, *source.measures}, source.table.__tablename__

@@ -20,7 +20,6 @@ from worker.batch.store import BatchStore
 from worker.cli.options import QueueName, Span, TenantName
 from worker.cli.output import message
 from worker.cli.progress import StatusLine, TimedProgress
-from worker.cli.workers import WorkerState, worker_state
 from worker.errors import PagemillError, ServiceUnavailable
 from worker.jobs import DEFAULT_TENANT
 from worker.model_shape import short_name
@@ -30,6 +29,7 @@ from worker.settings_model import Settings
 from worker.sql.database import open_database
 from worker.sql.fleet import WorkerDetail
 from worker.sql.store import JobStore
+from worker.worker_state import running_workers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,9 +108,7 @@ def _served(settings: Settings, engine: Engine | None) -> frozenset[str] | None:
 
 
 def _live_workers(settings: Settings, engine: Engine) -> list[WorkerDetail]:
-    now = datetime.now(UTC)
-    workers = JobStore(engine).workers()
-    return [worker for worker in workers if worker_state(worker, now, settings) is WorkerState.RUNNING]
+    return running_workers(JobStore(engine).workers(), datetime.now(UTC), settings)
 
 
 @dataclass(frozen=True)

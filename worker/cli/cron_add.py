@@ -51,7 +51,7 @@ class ZonedTime(click.ParamType[datetime]):
 @click.option("--jsonl", metavar="PATH", help="Submit the jobs of this file, as it is at each slot.")
 @click.option("--batch", metavar="PATH", help="Submit this file of requests in OpenAI's batch format, likewise.")
 @click.option("--rag", metavar="COLLECTION", help="Summarise what is new or has changed in a collection of documents.")
-@click.option("--index", is_flag=True, help="With --rag: read the collection's folder again first.")
+@click.option("--index", is_flag=True, help="With --rag: read the collection's source again first.")
 @click.option("--instructions", metavar="TEXT", help="With --rag: what to do with each document.")
 @click.option("--queue", type=QueueName(), help="Default: the first of the setting queues.")
 @click.option(

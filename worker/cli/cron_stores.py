@@ -14,13 +14,13 @@ from sqlalchemy import Engine
 from worker.cli.output import message
 from worker.cli.queues import opened_queue
 from worker.cli.stores import opened_database
-from worker.cli.workers import SILENT_BEATS
 from worker.cron.firing import Clock, redis_clock
 from worker.cron.leader import current_leader
 from worker.cron.schedule_store import ScheduleStore
 from worker.settings_model import Settings
 from worker.sql.recording import ensure_default_database
 from worker.sql.store import JobStore
+from worker.worker_state import SILENT_BEATS
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from worker.cli.output import print_json
 from worker.cli.queues import opened_queue, queue_name
 from worker.cli.stores import opened_store
 from worker.cli.tables import print_table
-from worker.cli.workers import WORKER_HOURS, WorkerState, worker_state
 from worker.errors import ConfigurationError, ExitCode, PagemillError
 from worker.model_shape import locate_model
 from worker.queue.policy import QueuePolicy
@@ -28,6 +27,7 @@ from worker.settings_model import Settings
 from worker.sql import schema
 from worker.sql.database import parse_database_url, place_of
 from worker.sql.fleet import WorkerDetail
+from worker.worker_state import WORKER_HOURS, WorkerState, worker_state
 
 OLDEST_REDIS = 7  # the first major version whose scripts may run while it is full
 ENGINE_PACKAGES = ("torch", "triton", "transformers", "safetensors", "gguf")

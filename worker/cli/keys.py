@@ -1,17 +1,15 @@
 """`pagemill keys`: who may use `pagemill serve`."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from worker.cli.options import json_option, store_options
+from worker.cli.options import TenantName, json_option, store_options
 from worker.cli.output import message, print_json, print_text
 from worker.cli.tables import print_table
 from worker.errors import PagemillError
-from worker.jobs import IDENTIFIER
 from worker.settings import load_settings
 from worker.settings_model import Settings
 from worker.sql.api_keys import ApiKey, ApiKeys
@@ -32,7 +30,7 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--tenant", required=True, help="Whose jobs, files and batches its holder's are.")
+@click.option("--tenant", type=TenantName(), required=True, help="Whose jobs, files and batches its holder's are.")
 @click.option("--name", help="What the key is for.")
 @store_options
 @json_option
@@ -44,10 +42,6 @@ def add(tenant: str, name: str | None, as_json: bool, **flags: Any) -> None:
       pagemill keys add --tenant acme --name "nightly reports"
       export OPENAI_API_KEY="$(pagemill keys add --tenant acme)"
     """
-    if not re.fullmatch(IDENTIFIER, tenant):
-        raise PagemillError(
-            f"tenant: must be up to 128 letters, digits, '.', '_', ':' and '-', got {ascii(tenant)[:80]}"
-        )
     if name is not None and not 1 <= len(name) <= MAX_NAME_CHARACTERS:
         raise PagemillError(f"name: must have 1 to {MAX_NAME_CHARACTERS} characters, got {len(name)}")
     with _opened_keys(load_settings(flags)) as api_keys:

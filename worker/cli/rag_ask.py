@@ -11,15 +11,15 @@ from uuid import uuid4
 import click
 from sqlalchemy import Engine
 
-from worker.cli.options import QueueName, json_option, service_options
+from worker.cli.options import json_option, service_options
 from worker.cli.output import for_display, message, print_json, print_json_line, print_text
 from worker.cli.progress import Progress, StatusLine
 from worker.cli.queues import opened_queue
+from worker.cli.rag_options import rag_job_options
 from worker.cli.stores import opened_database
 from worker.cli.tables import print_table
 from worker.errors import ExitCode, InvalidJob, PagemillError
 from worker.job_files import opened_jsonl
-from worker.jobs import DEFAULT_TENANT
 from worker.queue.submission import enqueue
 from worker.rag.answering import (
     DEFAULT_INSTRUCTIONS,
@@ -36,6 +36,7 @@ from worker.rag.answering import (
     job_id,
     nothing_found,
 )
+from worker.rag.capacity import within_workers
 from worker.rag.model import RagModel, open_model
 from worker.rag.retrieval import open_searcher
 from worker.rag.summarizing import required_collection
@@ -60,12 +61,8 @@ QUESTION_FIELDS = frozenset({"question", "custom_id"})
     "--instructions", metavar="TEXT", default=DEFAULT_INSTRUCTIONS, help="How to answer, in place of the usual."
 )
 @click.option("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, show_default=True, help="Longest answer.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--context", "context_tokens", type=int, help="Longest prompt and output.  [default: the model's]")
-@click.option("--queue", type=QueueName(), help="Default: the first of the setting queues.")
+@rag_job_options
 @click.option("--batch", "batch_id", metavar="NAME", help="Name of the batch; the same one goes on with it.")
-@click.option("--tenant", default=DEFAULT_TENANT, show_default=True, help="Whose jobs these are.")
-@click.option("--model", help="The model, as the worker has it; default: the setting model.")
 @click.option("--no-wait", is_flag=True, help="Print the ids of the jobs; `pagemill show ID` has the answers.")
 @click.option("--dry-run", is_flag=True, help="Only print the passages that would be given.")
 @service_options
@@ -108,6 +105,7 @@ def ask(
         model = open_model(settings)
         recorder = opened.enter_context(recorder_of(settings))
         database = opened.enter_context(opened_database(settings))
+        model = within_workers(model, database, settings)
         asker = _asker(settings, database, name, model, prompt)
         found, lost = _retrieve(asker, asked)
         if dry_run:

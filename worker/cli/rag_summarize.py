@@ -7,15 +7,16 @@ from typing import Any
 
 import click
 
-from worker.cli.options import QueueName, json_option, service_options
+from worker.cli.options import json_option, service_options
 from worker.cli.output import for_display, message, print_json
 from worker.cli.progress import Progress, StatusLine
 from worker.cli.prompts import read_prompt
 from worker.cli.queues import opened_queue
+from worker.cli.rag_options import rag_job_options
 from worker.cli.stores import opened_database
 from worker.cli.tables import print_table
 from worker.errors import ExitCode
-from worker.jobs import DEFAULT_TENANT
+from worker.rag.capacity import within_workers
 from worker.rag.model import open_model
 from worker.rag.prompts import DEFAULT_INSTRUCTIONS, DEFAULT_MAX_TOKENS, SummaryPrompt
 from worker.rag.summarizing import PlannedDocument, RunOptions, RunPlan, Summarizer
@@ -29,12 +30,8 @@ from worker.sql.recording import recorder_of
 @click.option("--instructions", metavar="TEXT", help="What to do with each document.  [default: summarise it]")
 @click.option("--instructions-file", metavar="PATH", type=Path, help="The same from a file; - is standard input.")
 @click.option("--max-tokens", type=int, default=DEFAULT_MAX_TOKENS, show_default=True, help="Longest summary.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--context", "context_tokens", type=int, help="Longest prompt and output.  [default: the model's]")
-@click.option("--queue", type=QueueName(), help="Default: the first of the setting queues.")
+@rag_job_options
 @click.option("--batch", "batch_id", metavar="NAME", help="Name of the batch.  [default: one is made up]")
-@click.option("--tenant", default=DEFAULT_TENANT, show_default=True, help="Whose jobs these are.")
-@click.option("--model", help="The model, as the worker has it; default: the setting model.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would run.")
 @click.option("--wait", is_flag=True, help="Wait for the summaries; exit 1 if some failed.")
 @service_options
@@ -74,6 +71,7 @@ def summarize(
         model = open_model(settings)
         recorder = opened.enter_context(recorder_of(settings))
         database = opened.enter_context(opened_database(settings))
+        model = within_workers(model, database, settings)
         connection = opened.enter_context(opened_queue(settings))
         summarizer = Summarizer(database, connection, recorder, model)
         run = summarizer.plan(name, prompt, options)

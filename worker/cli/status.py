@@ -15,7 +15,6 @@ from worker.cli.output import is_terminal, print_json, print_json_line
 from worker.cli.queues import opened_queue
 from worker.cli.stores import opened_store
 from worker.cli.tables import draw_table, print_table
-from worker.cli.workers import WORKER_HOURS, worker_state
 from worker.errors import PagemillError
 from worker.queue.access import QueueAccess
 from worker.queue.policy import QueuePolicy
@@ -26,6 +25,7 @@ from worker.settings_model import Settings
 from worker.sql.fleet import WorkerDetail
 from worker.sql.lookups import BatchProgress
 from worker.sql.store import JobStore
+from worker.worker_state import WORKER_HOURS, worker_state
 
 QUEUE_COLUMNS = ("queue", "paused", "waiting", "parked", "running", "delayed", "done", "failed", "cancelled", "dead")
 WORKER_COLUMNS = (

@@ -102,7 +102,7 @@ class BatchAction(BaseModel):
 
 
 class RagAction(BaseModel):
-    """The summaries that a collection of documents lacks. `index` has its folder read again first."""
+    """The summaries that a collection of documents lacks. `index` has its source read again first."""
 
     model_config = STRICT
 

@@ -20,7 +20,7 @@ from worker.cron.run_recorder import RunRecorder
 from worker.errors import PagemillError
 from worker.queue.submission import enqueue
 from worker.rag.indexing import Change
-from worker.rag.runs import reindex_folder, summarize_collection
+from worker.rag.runs import reindex, summarize_collection
 from worker.rag.summarizing import RunOptions
 from worker.settings_model import Settings
 from worker.sql.database import reading
@@ -112,13 +112,13 @@ class Submission:
         return found.batch
 
     def _summarize(self, action: RagAction) -> Submitted:
-        """Submit the summaries that a collection lacks, after its folder was read again if that is asked for."""
+        """Submit the summaries that a collection lacks, after its source was read again if that is asked for."""
         settings = self.settings
         if action.model is not None:
             settings = settings.model_copy(update={"model": action.model})
         num_unreadable = 0
         if action.index:
-            found = reindex_folder(settings, self.database, action.collection)
+            found = reindex(settings, self.database, action.collection)
             num_unreadable = sum(document.change is Change.UNREADABLE for document in found)
         options = RunOptions(
             queue=self.schedule.queue,

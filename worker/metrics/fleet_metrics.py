@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from worker.cli.workers import WorkerState, worker_state
 from worker.errors import PagemillError
 from worker.metrics.exposition import expose, registry_of
 from worker.queue.access import QueueAccess
@@ -17,6 +16,7 @@ from worker.queue.policy import QueuePolicy
 from worker.queue.redis_jobs import queue_names
 from worker.settings_model import Settings
 from worker.sql.store import JobStore
+from worker.worker_state import WorkerState, worker_state
 
 MAX_QUEUES = 64  # that are told one by one; the deepest first
 

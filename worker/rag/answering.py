@@ -188,7 +188,7 @@ class Asker:
                 time.sleep(pause)
 
     def _room_for(self, question: Question) -> int:
-        context = min(self.prompt.context_tokens or self.model.max_model_len, self.model.max_model_len)
+        context = self.model.context(self.prompt.context_tokens)
         frame = [str(message["content"]) for message in self.prompt.payload((), question.text)["messages"]]
         return context - self.prompt.max_tokens - TEMPLATE_TOKENS - sum(self.model.counter.count(frame))
 

@@ -3,11 +3,14 @@
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from worker.errors import PagemillError
+from worker.rag.parsing import Parser
 from worker.rag.reading import FORMATS, Format, read_document
 from worker.rag.sources import SourceItem, SourceKind, hash_of, unreadable
 
@@ -21,6 +24,7 @@ class FolderSource:
     folder: Path
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
     encoding: str = "utf-8"
+    parser: Parser = field(default_factory=Parser)
     _skipped: list[str] = field(default_factory=list)
 
     @property
@@ -35,6 +39,10 @@ class FolderSource:
     def options(self) -> str:
         return self.encoding
 
+    @property
+    def remembered(self) -> dict[str, Any]:
+        return {"encoding": self.encoding, "max_file_bytes": self.max_file_bytes}
+
     def items(self) -> Iterator[SourceItem]:
         """Yield the files in the order of their paths. Raises PagemillError for a folder that cannot be listed."""
         self._skipped.clear()
@@ -46,15 +54,16 @@ class FolderSource:
             # A part that cannot be listed must not pass for one whose documents were deleted.
             raise PagemillError(f"folder: cannot list {error.filename}: {error.strerror}") from None
 
-        for where, folders, names in os.walk(root, onerror=refuse):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in folders:
-                if (path := Path(where, name)).is_symlink():
-                    self._skipped.append(f"{_shown(path, root)} is a link to a folder; links are not followed")
-            for name in sorted(names):
-                form = FORMATS.get(Path(name).suffix.lower())
-                if form is not None and not name.startswith("."):
-                    yield self._item(Path(where, name), root, form)
+        with closing(self.parser):
+            for where, folders, names in os.walk(root, onerror=refuse):
+                folders[:] = sorted(name for name in folders if not name.startswith("."))
+                for name in folders:
+                    if (path := Path(where, name)).is_symlink():
+                        self._skipped.append(f"{_shown(path, root)} is a link to a folder; links are not followed")
+                for name in sorted(names):
+                    form = FORMATS.get(Path(name).suffix.lower())
+                    if form is not None and not name.startswith("."):
+                        yield self._item(Path(where, name), root, form)
 
     def skipped(self) -> tuple[str, ...]:
         """Return what the last `items` left out although somebody may have meant it."""
@@ -68,7 +77,8 @@ class FolderSource:
             return unreadable(source, form, f"cannot be read: {error.strerror}")
         except PagemillError as error:
             return unreadable(source, form, str(error))
-        return SourceItem(source, form, hash_of(data), partial(read_document, data, form, source, self.encoding))
+        read = partial(read_document, data, form, source, self.encoding, self.parser)
+        return SourceItem(source, form, hash_of(data), read)
 
     def _read(self, path: Path, root: Path) -> bytes:
         if path.is_symlink():

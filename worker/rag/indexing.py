@@ -4,6 +4,7 @@ Documents are written some dozens at a time: what is interrupted goes on about w
 never harms the others: its row says why, and the text it had before stays.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -107,7 +108,11 @@ class Indexer:
             "chunk_tokens": self.rule.chunk_tokens,
             "overlap_tokens": self.rule.overlap_tokens,
         }
-        place = {"source_kind": source.kind.value, "source": source.place}
+        place = {
+            "source_kind": source.kind.value,
+            "source": source.place,
+            "source_options": json.dumps(source.remembered),
+        }
         with writing(self.database) as connection:
             found = collections.find_collection(connection, name)
             if found is None:

@@ -52,6 +52,18 @@ class RagModel:
     tokenizer_hash: str
     max_model_len: int  # tokens of prompt and output together
     counter: TokenCounter
+    limited_by: str = "the model's context"  # what max_model_len is
+
+    def context(self, wanted_tokens: int | None) -> int:
+        """Return the tokens that prompt and output may have together. Raises ConfigurationError where more are wanted
+        than there are."""
+        if wanted_tokens is None:
+            return self.max_model_len
+        if not 0 < wanted_tokens <= self.max_model_len:
+            raise ConfigurationError(
+                f"context: {wanted_tokens} is not between 1 and {self.max_model_len}, {self.limited_by}"
+            )
+        return wanted_tokens
 
 
 def open_model(settings: Settings) -> RagModel:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol
 
 from worker.errors import PagemillError
 from worker.extras import import_extra
@@ -54,20 +54,29 @@ class Document:
     text: str
 
 
-def read_document(data: bytes, form: Format, name: str, encoding: str) -> Document:
-    """Return the document in `data`. `name` is its title where it has none; `encoding` is that of txt and md.
+class MarkupParser(Protocol):
+    """What parses pdf and html; see `parse_markup`."""
+
+    def parse(self, data: bytes, form: Format, encoding: str) -> tuple[str, str]: ...
+
+
+def read_document(data: bytes, form: Format, name: str, encoding: str, parser: MarkupParser) -> Document:
+    """Return the document in `data`. `name` is its title where it has none; `encoding` is that of text.
 
     Raises UnreadableDocument for what cannot be decoded or parsed, is encrypted, or holds no text.
     """
-    if form is Format.PDF:
-        title, text = _read_pdf(data)
-    elif form is Format.HTML:
-        title, text = _read_html(data, encoding)
+    if form in (Format.PDF, Format.HTML):
+        title, text = parser.parse(data, form, encoding)
     else:
         text = _decode(data, encoding)
         heading = _HEADING.search(text) if form is Format.MARKDOWN else None
         title = heading[1] if heading else ""
     return Document(_short(title) or PurePath(name).stem, checked_text(text))
+
+
+def parse_markup(data: bytes, form: Format, encoding: str) -> tuple[str, str]:
+    """Return the title, which may be empty, and the text of a pdf or html file. Raises as `read_document`."""
+    return _read_pdf(data) if form is Format.PDF else _read_html(data, encoding)
 
 
 def checked_text(text: str) -> str:
@@ -112,6 +121,8 @@ def _read_html(data: bytes, encoding: str) -> tuple[str, str]:
         # As bytes: lxml refuses text that has an encoding declaration of its own.
         tree = html.fromstring(source.encode(), parser=html.HTMLParser(encoding="utf-8"))
         text: str = inscriptis.Inscriptis(tree).get_text()
+    except (MemoryError, RecursionError):
+        raise
     except Exception as error:  # of several packages and classes: whatever they make of what is no HTML
         raise UnreadableDocument(f"cannot be read as HTML: {_first_line(error)}") from None
     title = _TITLE.search(source)
@@ -127,6 +138,8 @@ def _read_pdf(data: bytes) -> tuple[str, str]:
         is_locked = reader.is_encrypted and not reader.decrypt("")
         pages = [] if is_locked else [page.extract_text() for page in reader.pages]
         title = "" if is_locked else _pdf_title(reader)
+    except (MemoryError, RecursionError):
+        raise
     except Exception as error:  # of many classes: a broken PDF breaks whatever reads it first
         raise UnreadableDocument(f"cannot be read as PDF: {_first_line(error)}") from None
     if is_locked:

@@ -25,6 +25,7 @@ from worker.sql.driver_errors import driver_reason
 
 ROWS_AT_ONCE = 100
 MAX_ID_CHARACTERS = 512
+SECRET_OPTIONS = ("password", "sslpassword")  # of a URL's query
 
 _COMMENT = re.compile(r"\s+|--[^\n]*(?:\n|$)|/\*.*?\*/", re.DOTALL)
 _READING_WORDS = re.compile(r"(?:SELECT|WITH|VALUES|TABLE)\b", re.IGNORECASE)
@@ -49,6 +50,10 @@ class QuerySource:
     @property
     def options(self) -> str:
         return ""
+
+    @property
+    def remembered(self) -> dict[str, Any]:
+        return {"sql_url": without_secrets(self.url), "max_file_bytes": self.max_row_bytes}
 
     def items(self) -> Iterator[SourceItem]:
         """Yield a document for each row, in the query's order.
@@ -85,6 +90,16 @@ class QuerySource:
             return Document(named or source, checked_text(text))
 
         return SourceItem(source, Format.ROW, hash_of(f"{named}\n{text}".encode("utf-8", "replace")), read)
+
+
+def without_secrets(url: str) -> str:
+    """Return a database's URL without its passwords: libpq finds them in ~/.pgpass or PGPASSWORD. Raises
+    ConfigurationError."""
+    parsed = parse_database_url(url)
+    bare = parsed._replace(password=None).difference_update_query(SECRET_OPTIONS)
+    if bare.get_backend_name() == "sqlite":
+        bare = bare.set(database=str(Path(bare.database or "").absolute()))
+    return bare.set(drivername=bare.get_backend_name()).render_as_string(hide_password=False)
 
 
 def checked_query(query: str) -> str:
@@ -153,7 +168,7 @@ def _read_postgresql(url: URL, statement: str) -> Generator[tuple[Any, ...]]:
                 _check_columns([column.name for column in cursor.description or ()])
                 yield from cursor
     except psycopg.OperationalError as error:
-        raise ServiceUnavailable(f"cannot read from {place_of(url)}: {_reason(url, error)}") from None
+        raise ServiceUnavailable(f"cannot read from {place_of(url)}: {_reason(url, error)}{_hint(url)}") from None
     except psycopg.Error as error:
         raise _refused(url, error) from None
 
@@ -164,3 +179,10 @@ def _refused(url: URL, error: Exception) -> PagemillError:
 
 def _reason(url: URL, error: Exception) -> str:
     return driver_reason(error, (str(url.password) if url.password else None, url.query.get("password")))
+
+
+def _hint(url: URL) -> str:
+    """Return where a password comes from that the URL does not have."""
+    if url.password or url.query.get("password"):
+        return ""
+    return " (no password is in the URL or kept with a collection: libpq takes it from ~/.pgpass or PGPASSWORD)"

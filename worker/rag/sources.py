@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from worker.rag.reading import Document, Format, UnreadableDocument
 
@@ -39,6 +39,10 @@ class Source(Protocol):
     @property
     def options(self) -> str:
         """What else the texts depend on: with other options, everything is read anew."""
+
+    @property
+    def remembered(self) -> dict[str, Any]:
+        """What it takes to read the source again, beside its place; no secret. See `worker.rag.remembering`."""
 
     def items(self) -> Iterator[SourceItem]:
         """Yield every document, each name once. Raises PagemillError where the source as a whole cannot be read."""

@@ -13,7 +13,7 @@ from uuid import uuid4
 import redis
 from sqlalchemy import Connection, Engine
 
-from worker.errors import PagemillError
+from worker.errors import ConfigurationError, PagemillError
 from worker.jobs import DEFAULT_TENANT
 from worker.queue.submission import DEFAULT_QUEUE, DEFAULT_RESULT_TTL_SECONDS, NewJob, Recorder, enqueue, valid_payload
 from worker.rag.collecting import collect_summaries
@@ -40,7 +40,7 @@ class RunOptions:
     queue: str = DEFAULT_QUEUE
     tenant: str = DEFAULT_TENANT
     batch_id: str | None = None  # None: one is made up
-    context_tokens: int | None = None  # of prompt and output together; None: the model's
+    context_tokens: int | None = None  # of prompt and output together; None: all that the model and the workers have
     result_ttl_seconds: int = DEFAULT_RESULT_TTL_SECONDS
 
 
@@ -162,9 +162,13 @@ class Summarizer:
             time.sleep(pause)
 
     def _plan_of(self, document: DocumentToSummarise, prompt: SummaryPrompt, options: RunOptions) -> Plan:
-        context = min(options.context_tokens or self._model.max_model_len, self._model.max_model_len)
+        context = self._model.context(options.context_tokens)
         frame = prompt.frame_tokens(document.title, lambda text: self._model.counter.count([text])[0])
-        return plan_summary(document.chunk_tokens, context - prompt.max_tokens - frame, prompt.max_tokens)
+        try:
+            return plan_summary(document.chunk_tokens, context - prompt.max_tokens - frame, prompt.max_tokens)
+        except ConfigurationError as error:
+            limit = f"{self._model.limited_by} has {self._model.max_model_len} tokens"
+            raise ConfigurationError(f"{error}; {document.source}; {limit}") from None
 
     def _jobs_of(
         self, run: RunPlan, page: Sequence[PlannedDocument], prompt: SummaryPrompt, *, next_attempt: int

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 
 import redis
 
-from worker.cli.workers import WorkerState, worker_state
 from worker.queue.access import QueueAccess
 from worker.queue.policy import EVERYONE, QueuePolicy, TenantLimit, TenantStatus
 from worker.settings_model import Settings
 from worker.sql.store import JobStore
+from worker.worker_state import running_workers
 
 FRESH_SECONDS = 0.5
 WAITING_POLL_SECONDS = 0.25  # between two looks for a worker, where none is alive
@@ -84,12 +84,7 @@ class Fleet:
             await asyncio.sleep(WAITING_POLL_SECONDS)
 
     def _look(self) -> FleetState:
-        now = datetime.now(UTC)
-        alive = [
-            worker
-            for worker in self._store.workers()
-            if worker_state(worker, now, self._settings) is WorkerState.RUNNING
-        ]
+        alive = running_workers(self._store.workers(), datetime.now(UTC), self._settings)
         models: dict[str, datetime] = {}
         for worker in alive:
             since = models.get(worker.record.model, worker.record.started_at)

@@ -29,6 +29,7 @@ class Collection:
     revision: int
     created_at: datetime
     indexed_at: datetime
+    source_options: str | None = None  # JSON: see worker.rag.remembering
 
 
 @dataclass(frozen=True, slots=True)

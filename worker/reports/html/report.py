@@ -24,6 +24,7 @@ from worker.reports.kinds import (
 )
 from worker.reports.units import Unit, compact, readable
 from worker.sql.reporting import CostsRow, Dimension, ReportFilter, Reports, SlowJob, TotalsRow
+from worker.sql.reporting.asked_once import AskedOnce
 
 SLOWEST = 25  # jobs
 CONTENTS: tuple[tuple[Kind, By], ...] = (
@@ -43,6 +44,7 @@ AFTER_LATENCY = 2
 
 def whole_page(reports: Reports, chosen: ReportFilter, made_at: datetime) -> Page:
     """Return everything about the chosen jobs."""
+    reports = AskedOnce(reports)
     told = [(kind, by) for kind, by in CONTENTS if not unknown_to(kind, chosen)]
     sections = [section_of(kind, reports, chosen, by) for kind, by in told]
     sections.insert(AFTER_LATENCY, jobs_section("Slowest jobs", reports.slowest(chosen, SLOWEST)))
@@ -51,6 +53,7 @@ def whole_page(reports: Reports, chosen: ReportFilter, made_at: datetime) -> Pag
 
 def kind_page(kind: Kind, reports: Reports, chosen: ReportFilter, by: By, made_at: datetime) -> Page:
     """Return one report on the chosen jobs."""
+    reports = AskedOnce(reports)
     section = section_of(kind, reports, chosen, by)
     return Page(f"Pagemill: {kind.title.lower()}", words_of(chosen), made_at, _tiles(reports, chosen), (section,))
 

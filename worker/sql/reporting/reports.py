@@ -41,24 +41,24 @@ class Reports:
 
     def __init__(self, engine: Engine, *, exact_jobs: int = figures.EXACT_JOBS) -> None:
         """Percentiles of more than `exact_jobs` jobs come from histograms."""
-        self._engine = engine
-        self._exact_jobs = exact_jobs
+        self.engine = engine
+        self.exact_jobs = exact_jobs
 
     def span(self, chosen: ReportFilter) -> tuple[datetime, datetime] | None:
         """Return when the first and the last of the jobs ended, None where none has."""
-        with reading(self._engine) as connection:
+        with reading(self.engine) as connection:
             return details.span(connection, chosen)
 
     def summary(self, chosen: ReportFilter) -> SummaryReport:
         """Return what became of the jobs, how many tokens went through and how fast."""
-        with reading(self._engine) as connection:
+        with reading(self.engine) as connection:
             (totals,) = group_totals(connection, chosen, ())
             failures = _failures_by_code(connection, chosen)
         return _summary(totals, failures)
 
     def totals(self, chosen: ReportFilter, by: Grouping = ()) -> tuple[TotalsRow, ...]:
         """Return what became of each group's jobs; one row without groups, if there are jobs or not."""
-        with reading(self._engine) as connection:
+        with reading(self.engine) as connection:
             return group_totals(connection, chosen, by)
 
     def throughput(self, chosen: ReportFilter, by: Grouping = (Dimension.HOUR,)) -> tuple[ThroughputRow, ...]:
@@ -139,32 +139,32 @@ class Reports:
         """Return where workers' time went, what no job is charged with included, over the whole hours that `since` and
         `until` touch. `by` may have MODEL and times; of the filter, the model counts too and the rest cannot.
         """
-        with reading(self._engine) as connection:
+        with reading(self.engine) as connection:
             return details.worker_time(connection, chosen, by)
 
     def schedules(self, chosen: ReportFilter) -> tuple[ScheduleRun, ...]:
         """Return the runs of schedules whose slots are from `since` and before `until`, the latest first."""
-        with reading(self._engine) as connection:
+        with reading(self.engine) as connection:
             return details.schedule_runs(connection, chosen)
 
     def slowest(self, chosen: ReportFilter, limit: int = 20) -> tuple[SlowJob, ...]:
         """Return the jobs that took longest from their enqueueing to their end, with their phases."""
-        with reading(self._engine) as connection:
+        with reading(self.engine) as connection:
             return details.slowest(connection, chosen, limit)
 
     def job(self, job_id: str) -> SlowJob | None:
         """Return one job with its phases; None where it is unknown or has no figures."""
-        with reading(self._engine) as connection:
+        with reading(self.engine) as connection:
             return details.one_job(connection, job_id)
 
     def rolled_until(self) -> datetime | None:
         """Return up to when jobs are rolled up, None where none are."""
-        with reading(self._engine) as connection:
+        with reading(self.engine) as connection:
             span = rolled_span(connection)
         return None if span is None else span[1]
 
     def _counts(self, source: Source, chosen: ReportFilter, by: Grouping) -> Sequence[RowMapping]:
-        with reading(self._engine) as connection:
+        with reading(self.engine) as connection:
             parts = divide(connection, chosen, by)
             rows = connection.execute(statement(source, parts, chosen, by)).mappings().all()
         return sorted(rows, key=lambda row: order_key(group_values(by, row)))
@@ -173,8 +173,8 @@ class Reports:
         self, metrics: Sequence[str], chosen: ReportFilter, by: Grouping
     ) -> list[tuple[tuple[Any, ...], str, figures.Distribution | None]]:
         """Return the metrics of each group in their order; without groups, there are rows for those that no job has."""
-        with reading(self._engine) as connection:
-            found = figures.distributions(connection, metrics, chosen, by, self._exact_jobs)
+        with reading(self.engine) as connection:
+            found = figures.distributions(connection, metrics, chosen, by, self.exact_jobs)
         known = {(of.group, of.metric): of for of in found}
         groups = sorted({of.group for of in found}, key=order_key) if by else [()]
         return [(group, metric, known.get((group, metric))) for group in groups for metric in metrics]

@@ -1,5 +1,6 @@
-"""What the commands say of a worker, by its row in SQL and the settings of whoever asks."""
+"""How workers are, by their rows in SQL and the settings of whoever asks."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -29,3 +30,8 @@ def worker_state(worker: WorkerDetail, now: datetime, settings: Settings) -> Wor
     if worker.last_heartbeat_at - answered_at > timedelta(seconds=settings.engine_timeout_seconds):
         return WorkerState.STUCK
     return WorkerState.RUNNING
+
+
+def running_workers(workers: Iterable[WorkerDetail], now: datetime, settings: Settings) -> list[WorkerDetail]:
+    """Return those of the workers that run at `now`, UTC."""
+    return [worker for worker in workers if worker_state(worker, now, settings) is WorkerState.RUNNING]
