@@ -98,6 +98,7 @@ class DeadRecord:
     raw: str  # the record's fields as JSON, bytes shown as text or hex
     enqueued_at: datetime | None
     diagnosis: Diagnosis | None = None  # of a job that crashes workers
+    traceparent: str | None = None  # W3C's, of its producer's trace, where a job could be read; as it came
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ https://www.w3.org/TR/trace-context/#traceparent-header
 import re
 from dataclasses import dataclass
 
+from worker.jobs import PromptJob
 from worker.records import Claim
 
 KEY = "traceparent"  # in the metadata of a job, or in RQ's meta
@@ -36,5 +37,10 @@ def parse_trace_parent(text: str) -> TraceParent | None:
 
 def trace_parent(claim: Claim) -> TraceParent | None:
     """Return the trace that a job belongs to, if its producer named one."""
-    text = claim.job.metadata.get(KEY, claim.rq_traceparent)
+    text = named_trace(claim.job, claim.rq_traceparent)
     return None if text is None else parse_trace_parent(text)
+
+
+def named_trace(job: PromptJob, rq_traceparent: str | None) -> str | None:
+    """Return the `traceparent` of a job, unchecked: its metadata counts more than RQ's meta."""
+    return job.metadata.get(KEY, rq_traceparent)

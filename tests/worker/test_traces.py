@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from tests.sql.builders import claim_of, outcome_of, worker_of
+from tests.sql.builders import claim_of, dead_of, outcome_of, worker_of
 from tests.worker.fakes import ScriptedRunner, make_flow, running
 from worker.client import submit
 from worker.errors import ConfigurationError
@@ -183,6 +183,41 @@ def test_job_that_failed_before_the_engine_has_only_its_phases(exporter: InMemor
     assert root.start_time is not None
     assert root.end_time is not None
     assert (root.end_time - root.start_time) / 1e9 == pytest.approx(13.0)  # 10 s in the queue, then 3 s here
+
+
+def test_dead_letters_are_traced(connection: redis.Redis, sqlite_store: JobStore) -> None:
+    queue = Queue("default", connection=connection, serializer=JSONSerializer)
+    with collecting() as collector:
+        unknown = queue.enqueue("os.system", "ls").id
+        flow = make_flow(connection, sqlite_store, ScriptedRunner(), trace_endpoint=collector.url)
+        with running(flow, burst=True) as worker:
+            worker.wait()
+        spans = collector.spans()
+    (root,) = spans
+    assert attributes(root) == {
+        "pagemill.job_id": unknown,
+        "pagemill.queue": "default",
+        "pagemill.state": "dead",
+        "error.type": "wrong_function",
+    }
+    assert root.status.message == "wrong_function"
+    assert root.start_time_unix_nano <= root.end_time_unix_nano
+
+
+def test_dead_job_is_in_its_producers_trace(exporter: InMemorySpanExporter) -> None:
+    provider = make_provider(worker_of("w"), 1.0)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = ExportingTracer(provider, HeldJobs(1))
+    tracer.note_dead([dead_of("a", traceparent=SAMPLED), dead_of("b", traceparent="nonsense"), dead_of("c")])
+    tracer.close()
+    parents = [span.parent and f"{span.parent.span_id:016x}" for span in exporter.get_finished_spans()]
+    assert parents == [SPAN, None, None]
+
+
+def test_cancelled_job_has_its_state(exporter: InMemorySpanExporter) -> None:
+    root = trace(exporter, outcome_of(claim_of("a"), AttemptState.CANCELLED))[-1]
+    assert root.attributes is not None
+    assert (root.attributes["pagemill.state"], root.status.is_ok) == ("cancelled", True)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from worker.jobs import seed_of
 from worker.queue.crashes import GUILTY_CRASHES, POISON, Diagnosis, read_crashes, summary
 from worker.queue.queue_records import Fields, FunctionRecord, PromptRecord, RecordError, raw_json, read_date
 from worker.records import Claim, DeadRecord, FunctionClaim
+from worker.trace_context import named_trace
 
 ReadRecord = Callable[[Fields], PromptRecord | FunctionRecord]  # raises RecordError for a record of neither kind
 
@@ -91,7 +92,14 @@ def _read_guilty(job_id: str, queue: str, record: PromptRecord | FunctionRecord,
         return dead_record(job_id, queue, RecordError(POISON, summary(crashes)), fields)
     diagnosis = Diagnosis(json.loads(record.payload_json), seed_of(record.job, job_id), crashes)
     return DeadRecord(
-        job_id, queue, POISON, diagnosis.summary(), record.payload_json, record.enqueued_at, diagnosis=diagnosis
+        job_id,
+        queue,
+        POISON,
+        diagnosis.summary(),
+        record.payload_json,
+        record.enqueued_at,
+        diagnosis,
+        named_trace(record.job, record.traceparent),
     )
 
 

@@ -21,6 +21,8 @@ from worker.running.isolation import Fault, isolating
 from worker.running.outcomes import INTERNAL_ERROR, return_value
 from worker.sql.attempts import BegunAttempts
 from worker.sql.store import JobStore
+from worker.trace_context import named_trace
+from worker.tracing.tracer import Tracer
 
 ATTEMPT_STATES = {
     JobState.DONE: AttemptState.DONE,
@@ -48,6 +50,7 @@ class Claimer:
         lose: Callable[[HeldJob], None],
         failpoints: Failpoints,
         tally: JobTally,
+        tracer: Tracer,
     ) -> None:
         """`take` gets each job that is to run, `lose` each that is held under an earlier lease as well. `functions`
         runs the plain functions.
@@ -63,6 +66,7 @@ class Claimer:
         self._lose = lose
         self._failpoints = failpoints
         self._tally = tally
+        self._tracer = tracer
         self._reply_lost = False
         self._pending: Claimed | None = None  # claimed, but SQL does not have all of it yet
 
@@ -214,6 +218,7 @@ class Claimer:
             record, extra = fault.item, _about_dead(fault.item)
             logger.error("record %s cannot be dead-lettered in Redis", record.job_id, exc_info=fault.error, extra=extra)
         self._tally.note_dead(records)
+        self._tracer.note_dead(records)
 
     def _without_ended(self, records: Sequence[DeadRecord]) -> list[DeadRecord]:
         """Leave out guilty jobs that had ended when their worker died once more: SQL has their results. Their leases
@@ -236,7 +241,15 @@ def _dead_record(fault: Fault[Claim]) -> DeadRecord:
     claim, error = fault.item, fault.error
     logger.error("SQL refuses an attempt at job %s", claim.job_id, exc_info=error, extra=about(claim))
     message = f"the worker met an unexpected {type(error).__name__}; its log has the details"
-    return DeadRecord(claim.job_id, claim.queue, INTERNAL_ERROR, message, claim.payload_json, claim.enqueued_at)
+    return DeadRecord(
+        claim.job_id,
+        claim.queue,
+        INTERNAL_ERROR,
+        message,
+        claim.payload_json,
+        claim.enqueued_at,
+        traceparent=named_trace(claim.job, claim.rq_traceparent),
+    )
 
 
 def _about_dead(record: DeadRecord) -> dict[str, object]:

@@ -178,6 +178,7 @@ class Flow:
             self._lose,
             failpoints,
             tally,
+            self._tracer,
         )
 
     def progress(self) -> WorkerProgress:

@@ -17,11 +17,11 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from worker.log_fields import about
-from worker.records import AttemptState, Outcome
+from worker.records import AttemptState, DeadRecord, JobState, Outcome
 from worker.running.held import HeldJobs
 from worker.settings_model import Settings
 from worker.sql.fleet import WorkerRecord
-from worker.trace_context import trace_parent
+from worker.trace_context import TraceParent, parse_trace_parent, trace_parent
 from worker.tracing.phases import JobTrace, trace_of
 
 EXPORT_PATH = "/v1/traces"
@@ -63,6 +63,13 @@ class ExportingTracer:
         # What was committed and is not acknowledged by now has gone back to its queue.
         self._committed.clear()
 
+    def note_dead(self, records: Sequence[DeadRecord]) -> None:
+        for record in records:
+            try:
+                self._emit_dead(record)
+            except Exception:  # a trace is never worth a job
+                logger.exception("record %s cannot be traced", record.job_id)
+
     def close(self) -> None:
         with suppress(Exception):
             self._provider.force_flush(CLOSE_TIMEOUT_MS)
@@ -72,7 +79,7 @@ class ExportingTracer:
         claim = job.outcome.claim
         root = self._tracer.start_span(
             "pagemill.job",
-            context=self._context(job),
+            context=_context(trace_parent(job.outcome.claim)),
             kind=SpanKind.CONSUMER,
             attributes=_attributes(job.outcome),
             start_time=_nanoseconds(job.began_at),
@@ -91,14 +98,24 @@ class ExportingTracer:
                 root.set_status(Status(StatusCode.ERROR, job.outcome.error_code))
         root.end(_nanoseconds(job.ended_at))
 
-    def _context(self, job: JobTrace) -> Context:
-        """Return the span that the job was submitted in, if its producer named one."""
-        parent = trace_parent(job.outcome.claim)
-        if parent is None:
-            return trace.set_span_in_context(trace.INVALID_SPAN)
-        flags = TraceFlags(TraceFlags.SAMPLED if parent.is_sampled else TraceFlags.DEFAULT)
-        span = SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), is_remote=True, trace_flags=flags)
-        return trace.set_span_in_context(NonRecordingSpan(span))
+    def _emit_dead(self, record: DeadRecord) -> None:
+        parent = None if record.traceparent is None else parse_trace_parent(record.traceparent)
+        now = datetime.now(UTC)
+        began_at = now if record.enqueued_at is None else min(record.enqueued_at, now)
+        root = self._tracer.start_span(
+            "pagemill.job",
+            context=_context(parent),
+            kind=SpanKind.CONSUMER,
+            attributes={
+                "pagemill.job_id": record.job_id,
+                "pagemill.queue": record.queue,
+                "pagemill.state": JobState.DEAD.value,
+                "error.type": record.error_code,
+            },
+            start_time=_nanoseconds(began_at),
+        )
+        root.set_status(Status(StatusCode.ERROR, record.error_code))
+        root.end(_nanoseconds(now))
 
 
 def exporting_tracer(settings: Settings, record: WorkerRecord, held: HeldJobs) -> ExportingTracer:
@@ -130,6 +147,15 @@ def make_provider(record: WorkerRecord, sample_ratio: float) -> TracerProvider:
 def add_exporter(provider: TracerProvider, exporter: SpanExporter) -> None:
     """Send a provider's spans from a thread of the SDK's."""
     provider.add_span_processor(BatchSpanProcessor(exporter))
+
+
+def _context(parent: TraceParent | None) -> Context:
+    """Return the span that the job was submitted in, if its producer named one."""
+    if parent is None:
+        return trace.set_span_in_context(trace.INVALID_SPAN)
+    flags = TraceFlags(TraceFlags.SAMPLED if parent.is_sampled else TraceFlags.DEFAULT)
+    span = SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), is_remote=True, trace_flags=flags)
+    return trace.set_span_in_context(NonRecordingSpan(span))
 
 
 def _attributes(outcome: Outcome) -> dict[str, str | int | float]:

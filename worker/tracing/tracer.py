@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from worker.extras import require_extra
-from worker.records import Outcome
+from worker.records import DeadRecord, Outcome
 from worker.running.held import HeldJobs
 from worker.settings_model import Settings
 from worker.sql.fleet import WorkerRecord
@@ -14,13 +14,17 @@ EXPORTING = "worker.tracing.exporting"  # imported where traces are on: it bring
 
 
 class Tracer(Protocol):
-    """Told by one thread. Must not raise, whatever happens, and must wait for nobody."""
+    """Told of outcomes by one thread, of dead records by another. Must not raise, whatever happens, and must wait for
+    nobody."""
 
     def note_commit(self, outcomes: Sequence[Outcome]) -> None:
         """SQL has just taken these outcomes."""
 
     def note_acknowledged(self, outcomes: Sequence[Outcome]) -> None:
         """Redis has these ends now. The jobs are still held."""
+
+    def note_dead(self, records: Sequence[DeadRecord]) -> None:
+        """SQL and Redis have these among the dead."""
 
     def close(self) -> None:
         """Send what is left, but do not wait long for it."""
@@ -31,6 +35,7 @@ class NoTracer:
 
     def note_commit(self, outcomes: Sequence[Outcome]) -> None: ...
     def note_acknowledged(self, outcomes: Sequence[Outcome]) -> None: ...
+    def note_dead(self, records: Sequence[DeadRecord]) -> None: ...
     def close(self) -> None: ...
 
 
