@@ -78,6 +78,11 @@ def invocations() -> Iterator[tuple[str, ...]]:
         )
 
 
+def some_invocations() -> Iterator[tuple[str, ...]]:
+    """Yield one command of each group: those of a group read their settings and open their services alike."""
+    yield from {arguments[0]: arguments for arguments in invocations()}.values()
+
+
 @contextmanager
 def terminated_soon() -> Iterator[None]:
     """Send this process SIGTERM when the command within has taken that over."""
@@ -117,7 +122,7 @@ def test_commands_do_not_show_the_redis_url(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("PAGEMILL_REDIS_URL", url.replace("{}", secret))
-    codes = {check(run, arguments) for arguments in invocations()}
+    codes = {check(run, arguments) for arguments in (invocations() if secret == ESCAPED else some_invocations())}
     assert codes - {ExitCode.OK, ExitCode.JOBS_FAILED}
     for sign in SIGNS:
         assert sign not in caplog.text
@@ -130,7 +135,7 @@ def test_commands_do_not_show_the_database_url(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("PAGEMILL_DATABASE_URL", url.replace("{}", secret))
-    codes = {check(run, arguments) for arguments in invocations()}
+    codes = {check(run, arguments) for arguments in (invocations() if secret == ESCAPED else some_invocations())}
     assert codes - {ExitCode.OK, ExitCode.JOBS_FAILED}
     for sign in SIGNS:
         assert sign not in caplog.text
