@@ -83,7 +83,7 @@ def test_downgrade_leaves_nothing(empty_database_url: str) -> None:
 def test_upgrades_at_once_do_it_once(empty_database_url: str) -> None:
     command = [sys.executable, "-c", "import sys; from worker.sql import schema; schema.upgrade(sys.argv[1])"]
     upgrades = [subprocess.Popen([*command, empty_database_url], cwd=ROOT) for _ in range(2)]
-    assert [upgrade.wait(timeout=60) for upgrade in upgrades] == [0, 0]
+    assert [upgrade.wait(timeout=600) for upgrade in upgrades] == [0, 0]
     schema.check(empty_database_url)
 
 
