@@ -53,6 +53,8 @@ def _read_line(number: int, line: bytes) -> Iterator[JsonLine]:
         return
     try:
         yield JsonLine(number, json.loads(text))
+    except json.JSONDecodeError as error:
+        yield JsonLine(number, fault=f"is not JSON: {error.msg} at character {error.pos + 1}")
     except (ValueError, RecursionError) as error:
         yield JsonLine(number, fault=f"is not JSON: {error}")
 

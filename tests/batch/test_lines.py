@@ -65,7 +65,7 @@ def test_a_request_becomes_a_job_with_the_rules_fields() -> None:
 
 
 def test_lines_that_are_no_requests() -> None:
-    assert "is not JSON: Expecting value" in fault_of("nonsense").message
+    assert "is not JSON: Expecting value at character 1" in fault_of("nonsense").message
     assert "is no JSON object but [1]" in fault_of("[1]").message
     assert "is not UTF-8: byte 0xff at position 1" in fault_of(b'"\xff"').message
     assert f"has more than {MAX_LINE_BYTES} bytes" in fault_of(b"x" * (2 * MAX_LINE_BYTES)).message
