@@ -54,7 +54,3 @@ def _answer(data: bytes, wanted: dict[str, Any]) -> dict[str, str]:
     except RecursionError:
         return {"problem": "is nested too deeply to be read"}
     return {"title": title, "text": text}
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

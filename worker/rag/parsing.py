@@ -22,6 +22,12 @@ PATIENCE_SECONDS = 5.0  # for the process to end when it is told to
 ANSWER_BYTES = 1 << 20  # read at a time
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[2]  # where `worker` is imported from
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from worker.rag.parser_process import main
+main(int(sys.argv[2]), int(sys.argv[3]))
+"""
 
 
 @dataclass
@@ -74,15 +80,9 @@ class Parser:
         process.stdout.close()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "worker.rag.parser_process", str(self.memory_bytes), str(self.cpu_seconds)]
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        return subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": paths},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        # Without the working folder in its path (-P): that may be where the files are.
+        command = [sys.executable, "-P", "-c", PROGRAM, str(ROOT), str(self.memory_bytes), str(self.cpu_seconds)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def _line_from(self, process: subprocess.Popen[bytes]) -> bytes | None:
         """Return the answer; None where the process ended instead, or took too long."""
