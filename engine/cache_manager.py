@@ -65,6 +65,17 @@ class KVCacheManager:
             self._replace(request, written, taken[-1])
         return True
 
+    def extend(self, request: Request, num_tokens: int) -> bool:
+        """Extend the block table of a request that `grow` made ready for this step and whose blocks may be named since:
+        none is copied now. It then holds `num_tokens` tokens. Returns False, with nothing changed, without room."""
+        missing = -(-num_tokens // self._block_size) - len(request.block_ids)
+        if missing > self.pool.num_free:
+            return False
+        if missing > 0:
+            self._account(request)
+            self._take(request, self.pool.allocate(missing))
+        return True
+
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Return the copies that are to be made before the next step's first write; they are its plan's from now on."""
         copies = tuple(self._copies)

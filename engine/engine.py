@@ -13,7 +13,8 @@ from engine.grammar import Grammar
 from engine.ledger import EngineLedger
 from engine.quarantine import DeviceOutOfMemory, EngineBroken, Quarantine
 from engine.request import ForkGroup, GroupFigures, Request, RequestError, RequestFigures, SamplingParams
-from engine.scheduler import Scheduler, SchedulerOutput, StepLimits
+from engine.scheduler import NO_DRAFTS, Drafts, Sampled, Scheduler, SchedulerOutput, StepLimits
+from engine.speculation.speculator import NoSpeculation, Speculator
 from engine.stopping import Detokenize
 
 CALM_STEPS = 64  # without the device running out of memory, before steps may double again
@@ -24,8 +25,10 @@ logger = logging.getLogger(__name__)
 class Runner(Protocol):
     """What the engine needs of a model runner."""
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
-        """Return, by request id, the token of each share that samples, and the error of each that must end.
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
+        """Return, by request id, the tokens of each share that samples, and the error of each that must end.
+
+        The tokens are what the request would get one a step: the last is not in the draft, those before it are.
 
         Raises DeviceOutOfMemory when the step is too large for the device.
         """
@@ -79,7 +82,9 @@ class Engine:
         model: ModelIdentity,
         detokenize: Detokenize,
         clock: Callable[[], float] = time.monotonic,
+        speculator: Speculator | None = None,
     ) -> None:
+        """`clock` returns seconds. Without a speculator nothing is drafted."""
         self.config = config
         self.model = model
         self._runner = runner
@@ -87,6 +92,7 @@ class Engine:
         cache = KVCacheManager(config, model.name, clock)
         self.scheduler = Scheduler(config, cache, clock, detokenize)
         self.ledger = EngineLedger(cache, clock)
+        self._speculator = NoSpeculation() if speculator is None else speculator
         self._quarantine = Quarantine()
         self._limits = self._widest = StepLimits(config.max_num_seqs, config.token_budget)
         self.last_step: StepSize | None = None  # what `step` last computed; None where it did not get so far
@@ -169,14 +175,15 @@ class Engine:
         running is then waiting.
         """
         self.last_step = None
+        started = self._clock()
         apart = self._quarantine.current
-        plan = self.scheduler.schedule(self._limits, apart)
+        plan = self.scheduler.schedule(self._limits, apart, self._propose())
         self._preemptions += len(plan.preempted)
         if not plan.scheduled:
             assert apart is None, "a group under suspicion has somebody who can go on"
             return []
         try:
-            tokens = self._runner.run(plan)
+            results = self._runner.run(plan)
         except DeviceOutOfMemory as error:
             return self._shrink(plan, error)
         except Exception as error:
@@ -184,11 +191,20 @@ class Engine:
         except BaseException:
             self._start_over(plan)
             raise
-        finished = self._account(plan, tokens)
+        finished = self._account(plan, results)
+        self._speculator.observe(plan, self._clock() - started)
         self._relax()
         self.ledger.charge(plan)
         self.last_step = StepSize(len(plan.scheduled), plan.num_tokens)
         return finished
+
+    def _propose(self) -> Drafts:
+        """Return drafts for a step in which all that run are about to decode: a step with a prefill is long as it is,
+        and one with suspects has enough to prove."""
+        running = self.scheduler.running[: self._limits.num_seqs]
+        if self._quarantine.current is not None or any(r.num_tokens - r.num_computed_tokens > 1 for r in running):
+            return NO_DRAFTS
+        return self._speculator.propose(running, self._limits.num_tokens - len(running))
 
     def settle(self) -> None:
         """Charge the time until now as overhead, and bring what unfinished requests cost up to it, for whoever reads
@@ -197,13 +213,14 @@ class Engine:
         for request in self.scheduler.unfinished.values():
             self.scheduler.cache.settle(request)
 
-    def _account(self, plan: SchedulerOutput, tokens: Mapping[str, int | RequestError]) -> list[Request]:
+    def _account(self, plan: SchedulerOutput, results: Mapping[str, Sampled]) -> list[Request]:
         """Take in what a step computed."""
         self._steps += 1
-        self._output_tokens += sum(not isinstance(token, RequestError) for token in tokens.values())
         requests = [share.request for share in plan.scheduled]
-        suspects = _blocks_of(r for r in requests if isinstance(tokens.get(r.request_id), RequestError))
-        finished = self.scheduler.update(plan, tokens)
+        suspects = _blocks_of(r for r in requests if isinstance(results.get(r.request_id), RequestError))
+        num_known = sum(request.num_tokens for request in requests)
+        finished = self.scheduler.update(plan, results)
+        self._output_tokens += sum(request.num_tokens for request in requests) - num_known
         if suspects:
             # Those that somebody still holds are sound: whoever reads one that is not fails in the same step.
             self._runner.scrub([block_id for block_id in suspects if self.scheduler.cache.pool.is_free(block_id)])
@@ -218,6 +235,8 @@ class Engine:
     def _isolate(self, plan: SchedulerOutput, error: Exception) -> list[Request]:
         """Suspect the requests of a step that failed, unless the model now fails on anything. Returns the culprit."""
         logger.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)
+        for share in plan.scheduled:
+            share.request.may_draft = share.request.may_draft and not share.draft
         try:
             self._start_over(plan)
             self._runner.probe()

@@ -13,5 +13,6 @@ class Grammar(Protocol):
     def allowed(self, output_token_ids: Sequence[int]) -> NDArray[np.bool_]:
         """Return which tokens may come next, [vocab_size or fewer]; those beyond its length may not.
 
-        Called with an output that is the one before and more. Raises RequestError when it cannot be followed.
+        Called with an output that is the one before and more; after a step that failed, also with one that shares only
+        a beginning with it. Raises RequestError when it cannot be followed.
         """

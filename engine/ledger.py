@@ -31,7 +31,7 @@ class EngineAccount:
     began_ns: int  # when the engine was made, on its clock
     elapsed_ns: int = 0
     request_ns: int = 0  # charged to requests
-    wasted_ns: int = 0  # of that: for tokens computed before, and for steps that failed
+    wasted_ns: int = 0  # of that: for tokens computed before, drafts that were rejected, and steps that failed
     idle_ns: int = 0
     loading_ns: int = 0
     overhead_ns: int = 0
@@ -39,6 +39,7 @@ class EngineAccount:
     cached_block_ns: int = 0  # held by nobody, kept for the prefix cache
     computed_tokens: int = 0  # run through the model
     recomputed_tokens: int = 0  # of those: computed before, and lost
+    rejected_tokens: int = 0  # of those: drafted, and not what came next
 
 
 class EngineLedger:
@@ -53,20 +54,21 @@ class EngineLedger:
         self._clock = clock
         self._charged_ns = began_ns = nanoseconds(clock())
         self._request_ns = self._wasted_ns = self._idle_ns = self._loading_ns = self._overhead_ns = 0
-        self._computed_tokens = self._recomputed_tokens = 0
+        self._computed_tokens = self._recomputed_tokens = self._rejected_tokens = 0
         self.account = EngineAccount(began_ns)
 
     def charge(self, plan: SchedulerOutput) -> None:
-        """Charge a step that went well to its requests."""
+        """Charge a step that went well to its requests, which know its tokens by now."""
         spent_ns = self._lap()
         self._request_ns += spent_ns
         self._computed_tokens += plan.num_tokens
         for share, part_ns in zip(plan.scheduled, divide(spent_ns, plan.scheduled), strict=True):
             figures = share.request.figures
             figures.engine_ns += part_ns
-            reached = share.num_computed_tokens + share.num_scheduled_tokens
-            if share.num_computed_tokens < figures.reached_tokens:
-                self._note_recomputation(figures, share, part_ns)
+            rejected = share.num_rejected_tokens
+            reached = share.num_computed_tokens + share.num_scheduled_tokens - rejected
+            if rejected or share.num_computed_tokens < figures.reached_tokens:
+                self._note_waste(figures, share, rejected, part_ns)
             figures.reached_tokens = max(figures.reached_tokens, reached)
         self._close()
 
@@ -92,13 +94,14 @@ class EngineLedger:
         self._overhead_ns += self._lap()
         self._close()
 
-    def _note_recomputation(self, figures: RequestFigures, share: ScheduledRequest, part_ns: int) -> None:
-        """Count as wasted what of a share was computed before."""
-        again = min(share.num_scheduled_tokens, figures.reached_tokens - share.num_computed_tokens)
-        wasted_ns = part_ns * again // share.num_scheduled_tokens
+    def _note_waste(self, figures: RequestFigures, share: ScheduledRequest, rejected: int, part_ns: int) -> None:
+        """Count as wasted what of a share was computed before, and what of its draft was rejected."""
+        again = max(0, min(share.num_scheduled_tokens - rejected, figures.reached_tokens - share.num_computed_tokens))
+        wasted_ns = part_ns * (again + rejected) // share.num_scheduled_tokens
         figures.recomputed_tokens += again
         figures.wasted_ns += wasted_ns
         self._recomputed_tokens += again
+        self._rejected_tokens += rejected
         self._wasted_ns += wasted_ns
 
     def _lap(self) -> int:
@@ -123,6 +126,7 @@ class EngineLedger:
             cached_block_ns=blocks.cached_ns,
             computed_tokens=self._computed_tokens,
             recomputed_tokens=self._recomputed_tokens,
+            rejected_tokens=self._rejected_tokens,
         )
 
 

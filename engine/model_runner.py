@@ -1,4 +1,4 @@
-"""The model runner: the only code that runs the model. A plan in, a token a request out."""
+"""The model runner: the only code that runs the model. A plan in, a request's next tokens out."""
 
 from collections.abc import Mapping
 
@@ -11,8 +11,8 @@ from engine.paged_model import PagedModel
 from engine.probing import plan_of, probe_request
 from engine.quarantine import DeviceOutOfMemory
 from engine.request import RequestError
-from engine.sampler import sample
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import Sampled, SchedulerOutput
+from engine.speculation.verifying import sample_shares
 
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"  # how torch's message for it begins, in a plain RuntimeError
 
@@ -31,8 +31,8 @@ class ModelRunner:
         self.model = model
         self.cache = KVCache(model.kv_shape(block_size, kv_dtype), num_blocks, model.device)
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
-        """Compute a step; returns, by request id, the token of each share that samples, and the error of any share.
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
+        """Compute a step; returns, by request id, the tokens of each share that samples, and the error of any share.
 
         A chunk that does not sample is checked too, by its last token, which attends to all before it: were the request
         preempted or aborted in between, its blocks would go back to the pool with what is not finite in them.
@@ -56,20 +56,21 @@ class ModelRunner:
     def probe(self) -> None:
         """Run one token through block 0, which must be free. Raises whatever the model raises on it."""
         request = probe_request([0], [0])
-        token = self._run(plan_of(request, 0, 1))[request.request_id]
+        result = self._run(plan_of(request, 0, 1))[request.request_id]
         self.scrub([0])
-        if isinstance(token, RequestError):
-            raise token
+        if isinstance(result, RequestError):
+            raise result
 
-    def _run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def _run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         if plan.copies:
             self.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
-        logits = self.model.forward(self.model.build_input(plan, self.cache))
-        tokens = sample(logits, [share.request for share in plan.scheduled])
+        with torch.inference_mode():  # sampling too: it changes logits in place, which are the model's own in float32
+            logits = self.model.forward(self.model.build_input(plan, self.cache))
+            results = sample_shares(logits, plan.scheduled)
         return {
-            share.request.request_id: token
-            for share, token in zip(plan.scheduled, tokens, strict=True)
-            if share.samples or isinstance(token, RequestError)
+            share.request.request_id: result
+            for share, result in zip(plan.scheduled, results, strict=True)
+            if share.samples or isinstance(result, RequestError)
         }
 
     def scrub(self, block_ids: list[int]) -> None:

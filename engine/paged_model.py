@@ -38,7 +38,7 @@ class ModelInput:
     input_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T]
     slot_mapping: Tensor  # [T]
-    sample_rows: Tensor  # [S] each request's last row of T, whose logits are needed
+    sample_rows: Tensor  # [R] the rows of T whose logits are needed: each request's last known token's and its draft's
     attention: "StepAttention"
     cache: KVCache
 
@@ -158,9 +158,10 @@ class PagedModel:
         sample_rows: list[int] = []
         for share in plan.scheduled:
             stop = share.num_computed_tokens + share.num_scheduled_tokens
-            token_ids += share.request.token_ids[share.num_computed_tokens : stop]
+            token_ids += share.request.token_ids[share.num_computed_tokens : stop - len(share.draft)]
+            token_ids += share.draft
             positions += range(share.num_computed_tokens, stop)
-            sample_rows.append(len(token_ids) - 1)
+            sample_rows += range(len(token_ids) - 1 - len(share.draft), len(token_ids))
         return ModelInput(
             input_ids=self._tensor(token_ids).unsqueeze(0),
             position_ids=self._tensor(positions).unsqueeze(0),
@@ -183,7 +184,7 @@ class PagedModel:
         )
 
     def forward(self, model_input: ModelInput) -> Tensor:
-        """Run one step, writing its KV into the cache. Returns float32 logits of the sampled rows, [S, vocab_size]."""
+        """Run one step, writing its KV into the cache. Returns float32 logits of the sampled rows, [R, vocab_size]."""
         inputs = {
             "input_ids": model_input.input_ids,
             "position_ids": model_input.position_ids,

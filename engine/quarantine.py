@@ -36,7 +36,7 @@ class Quarantine:
     def accuse(self, plan: SchedulerOutput) -> Request | None:
         """Suspect the requests of a step that failed. Returns the culprit once it is found; it is no suspect then."""
         failed = {
-            share.request.request_id: share.num_computed_tokens + share.num_scheduled_tokens for share in plan.scheduled
+            share.request.request_id: share.num_computed_tokens + share.num_known_tokens for share in plan.scheduled
         }
         group = self._groups.popleft() if self._groups else {}
         if len(failed) == 1 and failed.keys() == group.keys():

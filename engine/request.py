@@ -120,10 +120,12 @@ class RequestFigures:
     kv_blocks_peak: int = 0
     kv_block_seconds: float = 0.0  # blocks held, shared ones included, integrated over time
     preemptions: int = 0
+    drafted_tokens: int = 0  # proposed by speculation and computed; of the computed ones
+    accepted_tokens: int = 0  # of those: they became output
     blocks_changed_at: float = 0.0  # when the number of blocks held last changed
     # The ledger's, in whole nanoseconds: they add up.
     engine_ns: int = 0  # its part of the steps that it was in
-    wasted_ns: int = 0  # of that: for tokens computed before, and for steps that failed
+    wasted_ns: int = 0  # of that: for tokens computed before, drafts that were rejected, and steps that failed
     recomputed_tokens: int = 0  # of the computed ones: lost to a preemption or a failed step, and computed again
     reached_tokens: int = 0  # the most that it ever had computed
     kv_block_share_ns: int = 0  # blocks x time, each block's divided among its holders; see engine.block_ledger
@@ -188,6 +190,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as needed
     num_cached_blocks: int = 0  # leading blocks already offered to the prefix cache
     grammar: Grammar | None = None
+    may_draft: bool = True  # not any more after an error that its draft may be to blame for
     output_counts: dict[int, int] = field(default_factory=dict)  # times in the output, for penalties
     num_tallied: int = 0  # tokens that `output_counts` has taken in
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one an output token, where asked for

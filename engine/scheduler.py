@@ -2,8 +2,8 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
@@ -11,21 +11,38 @@ from engine.forking import BlockCopy, is_aside, stands_aside
 from engine.request import FinishReason, Request, RequestError, RequestState
 from engine.stopping import Detokenize, finish_reason
 
+Sampled = tuple[int, ...] | RequestError  # a request's next tokens, or why it must end
+Drafts = Mapping[str, tuple[int, ...]]  # by request id: what may come next
+
+NO_DRAFTS: Drafts = {}
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request's share of a step: `num_scheduled_tokens` tokens from `num_computed_tokens` on."""
+    """One request's share of a step: `num_scheduled_tokens` tokens from `num_computed_tokens` on, `draft` the last."""
 
     request: Request
     num_computed_tokens: int  # before the step
     num_scheduled_tokens: int
+    draft: tuple[int, ...] = ()  # proposals beyond the known tokens; each whose turn comes is checked by sampling
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Scheduled tokens that are no proposals."""
+        return self.num_scheduled_tokens - len(self.draft)
 
     @property
     def samples(self) -> bool:
         """Whether the step reaches the newest known token, whose logits give the next one."""
-        return self.num_computed_tokens + self.num_scheduled_tokens == self.request.num_tokens
+        return self.num_computed_tokens + self.num_known_tokens == self.request.num_tokens
+
+    @property
+    def num_rejected_tokens(self) -> int:
+        """After `Scheduler.update`: tokens of the draft that did not become output, computed in vain."""
+        stop = self.num_computed_tokens + self.num_scheduled_tokens
+        return max(0, min(len(self.draft), stop + 1 - self.request.num_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def running(self) -> Sequence[Request]:
+        """Running requests in order of admission."""
+        return self._running
+
+    @property
     def unfinished(self) -> Mapping[str, Request]:
         """Unfinished requests by id."""
         return self._requests
@@ -120,14 +142,18 @@ class Scheduler:
             self._finish(request, FinishReason.CANCELLED)
         return request
 
-    def schedule(self, limits: StepLimits, only: Container[str] | None = None) -> SchedulerOutput:
+    def schedule(
+        self, limits: StepLimits, only: Container[str] | None = None, drafts: Drafts = NO_DRAFTS
+    ) -> SchedulerOutput:
         """Plan a step: allocate its blocks, preempting where they run out, and admit what fits, of `only` if given.
 
+        `drafts` are of requests as they are known now; they get what room is left.
         The plan must be run next, and `update` called with its tokens: blocks are offered to the prefix cache here.
         """
         scheduled, preempted, budget = self._schedule_running(limits.num_tokens, limits.num_seqs)
         if not preempted:
-            self._admit_waiting(scheduled, budget, limits.num_seqs, only)
+            budget = self._admit_waiting(scheduled, budget, limits.num_seqs, only)
+            self._add_drafts(scheduled, budget, drafts)
         num_tokens = sum(share.num_scheduled_tokens for share in scheduled)
         return SchedulerOutput(tuple(scheduled), num_tokens, tuple(preempted), self.cache.take_copies())
 
@@ -147,23 +173,37 @@ class Scheduler:
 
     def _admit_waiting(
         self, scheduled: list[ScheduledRequest], budget: int, num_seqs: int, only: Container[str] | None
-    ) -> None:
+    ) -> int:
+        """Admit what fits into `budget` tokens; returns what is left of it."""
         while budget > 0 and len(self._running) < num_seqs and self._waiting:
             request = self._waiting[0]
             if request.state is RequestState.WAITING:
                 if only is not None and request.request_id not in only:
-                    return
+                    break
                 if stands_aside(request):
                     self._waiting.popleft()
                     continue
                 if not self.cache.admit(request):
-                    return
+                    break
                 count = min(request.num_tokens - request.num_computed_tokens, budget)
                 grown = self.cache.grow(request, request.num_computed_tokens + count)
                 assert grown, "an admitted request has room for its known tokens"
                 self._start(request)
                 budget -= self._take(request, count, scheduled)
             self._waiting.popleft()
+        return budget
+
+    def _add_drafts(self, scheduled: list[ScheduledRequest], budget: int, drafts: Drafts) -> None:
+        """Let shares that sample compute their drafts too. Nobody is preempted or kept waiting for one; the blocks that
+        one takes stay its request's, which needs them next in any case."""
+        for index, share in enumerate(scheduled):
+            request = share.request
+            most = min(budget, request.params.max_tokens - request.num_output_tokens - 1)
+            draft = drafts.get(request.request_id, ())[: max(0, most)]
+            stop = share.num_computed_tokens + share.num_scheduled_tokens + len(draft)
+            if draft and share.samples and self.cache.extend(request, stop):
+                scheduled[index] = replace(share, num_scheduled_tokens=stop - share.num_computed_tokens, draft=draft)
+                budget -= len(draft)
 
     def _start(self, request: Request) -> None:
         request.state = RequestState.RUNNING
@@ -209,49 +249,72 @@ class Scheduler:
             self._waiting.extendleft(reversed(group.aside))
             group.aside.clear()
 
-    def update(self, plan: SchedulerOutput, tokens: Mapping[str, int | RequestError]) -> list[Request]:
+    def update(self, plan: SchedulerOutput, results: Mapping[str, Sampled]) -> list[Request]:
         """Account a step that ran and return the requests it finished.
 
-        `tokens` has, by request id, the sampled token of every share that samples, and the error of any that must end.
+        `results` has, by request id, the tokens of every share that samples, one more than it accepts of its draft, and
+        the error of any that must end. An error beside a draft may be the draft's: the request starts over, without.
         """
         now = self._clock()
         finished, doubtful = [], []
         failed_blocks: set[int] = set()
         for share in plan.scheduled:
             request = share.request
-            request.num_computed_tokens += share.num_scheduled_tokens
+            request.num_computed_tokens += share.num_known_tokens
             request.figures.computed_tokens += share.num_scheduled_tokens
-            token = tokens.get(request.request_id)
-            if isinstance(token, RequestError):
-                if failed_blocks.isdisjoint(request.block_ids):
-                    failed_blocks.update(request.block_ids)
-                    self.fail(request, token)
+            request.figures.drafted_tokens += len(share.draft)
+            result = results.get(request.request_id)
+            if isinstance(result, RequestError):
+                request.may_draft = request.may_draft and not share.draft
+                is_first = failed_blocks.isdisjoint(request.block_ids)
+                failed_blocks.update(request.block_ids)
+                if is_first and not share.draft:
+                    self.fail(request, result)
                     finished.append(request)
                 else:
                     doubtful.append(request)
                 continue
             self._fork(request)
-            assert (token is not None) == share.samples, "a token for each share that samples, and no other"
-            if token is None:
-                continue
-            request.token_ids.append(token)
-            request.figures.token_times.append(now)
-            try:
-                reason = finish_reason(request, self._config.max_model_len, self._detokenize)
-            except Exception as error:  # a bug of the detokenizer: this request's end, nobody else's
-                logger.exception("the output of request %s cannot be detokenized", request.request_id)
-                message = f"the detokenizer raised {type(error).__name__}; the log has the details"
-                self.fail(request, RequestError("internal_error", message))
-                finished.append(request)
-                continue
-            if reason is not None:
-                self._finish(request, reason)
+            assert (result is not None) == share.samples, "tokens for each share that samples, and no other"
+            if result is not None and self._take_in(share, result, now):
                 finished.append(request)
         for request in reversed(doubtful):
             # It may only have read what another failing request wrote in this step: it starts over, without that.
             self.cache.pool.forget(request.block_ids)
             self._preempt(request)
         return finished
+
+    def _take_in(self, share: ScheduledRequest, tokens: tuple[int, ...], now: float) -> bool:
+        """Let a request know its next tokens, up to the one that ends it. Returns whether one does."""
+        request, figures = share.request, share.request.figures
+        num_known = request.num_tokens
+        end: FinishReason | RequestError | None = None
+        for token in tokens:
+            request.token_ids.append(token)
+            figures.token_times.append(now)
+            end = self._end_of(request)
+            if end is not None:
+                break
+        num_accepted = request.num_tokens - num_known - 1
+        figures.accepted_tokens += num_accepted
+        request.num_computed_tokens += num_accepted
+        if num_accepted:
+            self.cache.cache_blocks(request, request.num_computed_tokens)
+        del request.logprobs[request.num_output_tokens :]  # of tokens behind the end
+        if isinstance(end, RequestError):
+            self.fail(request, end)
+        elif end is not None:
+            self._finish(request, end)
+        return end is not None
+
+    def _end_of(self, request: Request) -> FinishReason | RequestError | None:
+        """Return why a request ends with its newest token, None if it does not."""
+        try:
+            return finish_reason(request, self._config.max_model_len, self._detokenize)
+        except Exception as error:  # a bug of the detokenizer: this request's end, nobody else's
+            logger.exception("the output of request %s cannot be detokenized", request.request_id)
+            message = f"the detokenizer raised {type(error).__name__}; the log has the details"
+            return RequestError("internal_error", message)
 
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with an error; the content of its blocks is not reused."""

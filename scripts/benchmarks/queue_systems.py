@@ -18,8 +18,8 @@ from rq.serializers import JSONSerializer
 from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
 from engine.grammar import Grammar
-from engine.request import FinishReason, Request, RequestError, RequestState, SamplingParams
-from engine.scheduler import SchedulerOutput
+from engine.request import FinishReason, Request, RequestState, SamplingParams
+from engine.scheduler import Sampled, SchedulerOutput
 from scripts.benchmarks.memory import peak_rss_bytes
 from scripts.benchmarks.noop import noop
 from worker.client import submit
@@ -169,7 +169,7 @@ SYSTEMS: Mapping[str, Callable[[Task], Prepared]] = {
 class NoRunner:
     """The model of an engine that has none."""
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         raise NotImplementedError
 
     def probe(self) -> None:

@@ -1,5 +1,6 @@
 """A torch-free runner with a real KV, so that a leaked, stale or wrongly shared block shows as a wrong token."""
 
+import random
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
 from engine.request import FinishReason, Request, RequestError, RequestFigures, SamplingParams
-from engine.scheduler import ScheduledRequest, SchedulerOutput
+from engine.scheduler import Drafts, Sampled, ScheduledRequest, SchedulerOutput
+from engine.speculation.speculator import Drafter, Speculator
 
 VOCAB_SIZE = 32
 EOS = 0
@@ -54,7 +56,7 @@ class FakeRunner:
     def __post_init__(self) -> None:
         self.slots = [UNWRITTEN] * self.config.kv_capacity_tokens
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         self.plans.append(plan)
         self.on_run()
         for copy in plan.copies:
@@ -66,15 +68,13 @@ class FakeRunner:
                 raise FakeDeviceError
         if (error := self.fails_on(plan)) is not None:
             raise error
-        results: dict[str, int | RequestError] = {}
+        results: dict[str, Sampled] = {}
         for share in plan.scheduled:
             read = self._read(share)
             if None in read:
                 results[share.request.request_id] = RequestError("numerical_error", "not finite")
             elif share.samples:
-                stop = share.num_computed_tokens + share.num_scheduled_tokens
-                known = [token for token in read if token is not None][:stop]
-                results[share.request.request_id] = next_token(known, share.request.params.seed)
+                results[share.request.request_id] = _accepted([token for token in read if token is not None], share)
         return results
 
     def probe(self) -> None:
@@ -99,14 +99,27 @@ class FakeRunner:
         request, start = share.request, share.num_computed_tokens
         stop = start + share.num_scheduled_tokens
         finite = all(self.slots[self._slot(request, position)] is not None for position in range(start))
-        finite = finite and NAN_TOKEN not in request.token_ids[start:stop]
-        for position in range(start, stop):
-            self.slots[self._slot(request, position)] = request.token_ids[position] if finite else None
+        token_ids = [*request.token_ids[start : stop - len(share.draft)], *share.draft]
+        finite = finite and NAN_TOKEN not in token_ids
+        for position, token in zip(range(start, stop), token_ids, strict=True):
+            self.slots[self._slot(request, position)] = token if finite else None
 
     def _read(self, share: ScheduledRequest) -> list[int | None]:
         size = self.config.block_size
         num_blocks = -(-(share.num_computed_tokens + share.num_scheduled_tokens) // size)
         return [self.slots[self._slot(share.request, position)] for position in range(num_blocks * size)]
+
+
+def _accepted(read: Sequence[int], share: ScheduledRequest) -> tuple[int, ...]:
+    """Return a share's next tokens, given all that its table's blocks hold."""
+    stop = share.num_computed_tokens + share.num_known_tokens
+    tokens = [next_token(read[:stop], share.request.params.seed)]
+    for drafted in share.draft:
+        if drafted != tokens[-1]:
+            break
+        stop += 1
+        tokens.append(next_token(read[:stop], share.request.params.seed))
+    return tuple(tokens)
 
 
 def next_token(context: Sequence[int], seed: int = 0) -> int:
@@ -150,18 +163,64 @@ def make_config(**changes: int | bool) -> EngineConfig:
     return EngineConfig(**(values | changes))
 
 
+class RandomDrafts:
+    """A speculator that is right as often as not, and at times proposes what the model cannot compute."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def propose(self, decoding: Sequence[Request], room: int) -> Drafts:
+        drafts = {request.request_id: self._draft(request) for request in decoding if request.may_draft}
+        kept = {}
+        for request_id, draft in drafts.items():
+            kept[request_id] = draft[: max(0, room)]
+            room -= len(draft)
+        return kept
+
+    def _draft(self, request: Request) -> tuple[int, ...]:
+        draft: list[int] = []
+        for _ in range(self._random.randint(0, 5)):
+            right = next_token([*request.token_ids, *draft], request.params.seed)
+            draft.append(right if self._random.random() < 0.8 else self._random.randint(0, NAN_TOKEN))
+        return tuple(draft)
+
+    def observe(self, plan: SchedulerOutput, seconds: float) -> None:
+        assert seconds >= 0.0
+
+
+class EagerSpeculation:
+    """Drafts as many tokens as there are offers for, whether it pays or not."""
+
+    def __init__(self, drafter: Drafter, max_draft_tokens: int) -> None:
+        self.drafter = drafter
+        self._max_draft_tokens = max_draft_tokens
+
+    def propose(self, decoding: Sequence[Request], room: int) -> Drafts:
+        self.drafter.retain({request.request_id for request in decoding})
+        wanted: dict[str, int] = {}
+        for request in decoding:
+            most = min(self._max_draft_tokens, request.params.max_tokens - request.num_output_tokens - 1)
+            if most > 0 and (offer := self.drafter.offer(request, most)) is not None:
+                wanted[request.request_id] = offer.num_tokens
+        return self.drafter.draft(wanted, {request.request_id: request for request in decoding})
+
+    def observe(self, plan: SchedulerOutput, seconds: float) -> None:
+        pass
+
+
 @dataclass
 class Harness:
     """An engine on the fake runner, which checks its integrity after every step."""
 
     config: EngineConfig
+    speculator: Speculator | None = None
     clock: FakeClock = field(default_factory=FakeClock)
     runner: FakeRunner = field(init=False)
     engine: Engine = field(init=False)
 
     def __post_init__(self) -> None:
         self.runner = FakeRunner(self.config)
-        self.engine = Engine(self.config, self.runner, MODEL, detokenize, self.clock)
+        self.engine = Engine(self.config, self.runner, MODEL, detokenize, self.clock, self.speculator)
 
     def add(self, request_id: str, prompt: Iterable[int], params: SamplingParams, tenant: str = "") -> Request:
         return self.engine.add(request_id, list(prompt), params, tenant=tenant)

@@ -14,6 +14,7 @@ from tests.engine.fakes import (
     NAN_TOKEN,
     VOCAB_SIZE,
     Harness,
+    RandomDrafts,
     assert_as_alone,
     generate_alone,
     make_config,
@@ -53,8 +54,17 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         spare_budget=st.integers(0, 12),
         caching=st.sampled_from((True, True, True, False)),
+        drafts=st.sampled_from((None, 1, 2, 3)),
     )
-    def start(self, num_blocks: int, block_size: int, max_num_seqs: int, spare_budget: int, caching: bool) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        spare_budget: int,
+        caching: bool,
+        drafts: int | None,
+    ) -> None:
         self.harness = Harness(
             make_config(
                 num_blocks=num_blocks,
@@ -62,7 +72,8 @@ class EngineMachine(RuleBasedStateMachine):
                 max_num_seqs=max_num_seqs,
                 token_budget=max_num_seqs + spare_budget,
                 enable_prefix_caching=caching,
-            )
+            ),
+            None if drafts is None else RandomDrafts(drafts),
         )
         self.oracle = LedgerOracle(self.harness)
         self.harness.runner.on_run = lambda: self.oracle.tick(0.7)

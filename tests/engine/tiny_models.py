@@ -13,6 +13,7 @@ from engine.engine import Engine
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
+from engine.speculation.speculator import Speculator
 
 
 def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
@@ -41,17 +42,26 @@ def generate(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> 
     return cast(list[int], cast(Tensor, output)[0, len(prompt) :].tolist())
 
 
-def make_engine(loaded: LoadedModel, kv_dtype: torch.dtype | None = None, **changes: int | bool) -> Engine:
+def make_engine(
+    loaded: LoadedModel,
+    kv_dtype: torch.dtype | None = None,
+    speculator: Speculator | None = None,
+    **changes: int | bool,
+) -> Engine:
     """Return an engine on a loaded model, with blocks of four tokens unless changed."""
+    config = make_config(loaded, **changes)
+    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype)
+    return Engine(config, runner, loaded.identity, lambda token_ids: "", speculator=speculator)
+
+
+def make_config(loaded: LoadedModel, **changes: int | bool) -> EngineConfig:
     values: dict[str, Any] = {
         "num_blocks": 300,
         "max_model_len": loaded.model.max_model_len,
         "block_size": 4,
         "token_budget": 512,
     }
-    config = EngineConfig(**(values | changes))
-    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype)
-    return Engine(config, runner, loaded.identity, lambda token_ids: "")
+    return EngineConfig(**(values | changes))
 
 
 def run(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Request]:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.request import RequestError
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import Sampled, SchedulerOutput
 from tests.worker.fakes import ScriptedRunner, decode, make_flow
 from worker.queue.connection import connect
 from worker.running.crash_journal import journaling
@@ -22,7 +21,7 @@ MARKER = "poison"
 class DyingRunner(ScriptedRunner):
     """Kills its process in a step with a prompt that holds the marker."""
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         for share in plan.scheduled:
             if MARKER in decode(share.request.token_ids):
                 os.kill(os.getpid(), signal.SIGKILL)

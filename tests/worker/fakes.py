@@ -14,8 +14,7 @@ import redis
 
 from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
-from engine.request import RequestError
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import Sampled, SchedulerOutput
 from worker.jobs import PromptJob
 from worker.running.crash_journal import Journal, JournaledRunner, NoJournal
 from worker.running.flow import Flow, ServedModel
@@ -67,14 +66,14 @@ class ScriptedRunner:
     def __post_init__(self) -> None:
         self.may_step.set()
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         assert self.may_step.wait(WAIT_SECONDS), "the test forgot the model"
         time.sleep(self.step_seconds)
         self.steps += 1
         if self.num_failures:
             self.num_failures -= 1
             raise ScriptError("the device is on fire")
-        tokens: dict[str, int | RequestError] = {}
+        results: dict[str, Sampled] = {}
         for share in plan.scheduled:
             request = share.request
             prompt = decode(request.token_ids[: request.num_prompt_tokens])
@@ -82,8 +81,8 @@ class ScriptedRunner:
                 if not request.num_output_tokens:
                     self.generations[prompt] += 1
                     self.order.append(prompt)
-                tokens[request.request_id] = self._next(prompt, request.num_output_tokens)
-        return tokens
+                results[request.request_id] = (self._next(prompt, request.num_output_tokens),)
+        return results
 
     def probe(self) -> None:
         if self.num_failures:

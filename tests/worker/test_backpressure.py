@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.engine import EngineStatus
-from engine.request import Request, RequestError, RequestFigures, RequestState, SamplingParams
-from engine.scheduler import SchedulerOutput
+from engine.request import Request, RequestFigures, RequestState, SamplingParams
+from engine.scheduler import Sampled, SchedulerOutput
 from tests.worker.fakes import CONFIG, ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import submit
 from worker.jobs import PromptJob
@@ -122,7 +122,7 @@ class PatientRunner(ScriptedRunner):
     num_jobs: int = 0
     batch_sizes: list[int] = field(default_factory=list)
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         self.batch_sizes.append(len(plan.scheduled))
         eventually(self._is_fed, "the engine is fed while it steps")
         return super().run(plan)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import Sampled, SchedulerOutput
 from tests.worker.test_parts import ROOT
 from worker.queue.crashes import CrashKind
 from worker.queue.suspects import DeadWorker
@@ -199,7 +199,7 @@ def test_runner_notes_a_step_before_it_runs(tmp_path: Path) -> None:
             noted.append("noted")
 
     class Runner:
-        def run(self, plan: SchedulerOutput) -> dict[str, int]:
+        def run(self, plan: SchedulerOutput) -> dict[str, Sampled]:
             noted.append("run")
             return {}
 

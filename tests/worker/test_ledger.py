@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from engine.request import RequestError
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import Sampled, SchedulerOutput
 from tests.worker.fakes import CONFIG, ENDLESS, ScriptedRunner, ScriptError, decode, eventually, make_flow, running
 from tests.worker.test_leases import expire_leases
 from worker.client import submit
@@ -130,7 +129,7 @@ def test_the_account_of_an_engine_that_breaks_is_kept(connection: redis.Redis, s
 
 def test_a_culprit_pays_for_what_it_broke(connection: redis.Redis, sqlite_store: JobStore) -> None:
     class Poisoned(ScriptedRunner):
-        def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+        def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
             if any(decode(share.request.token_ids).startswith("bad") for share in plan.scheduled):
                 raise ScriptError("poisoned")
             return super().run(plan)

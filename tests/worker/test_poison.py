@@ -14,8 +14,7 @@ from typing import Any
 
 import redis
 
-from engine.request import RequestError
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import Sampled, SchedulerOutput
 from tests.worker.crashing_worker import MARKER
 from tests.worker.fakes import ENDLESS, ScriptedRunner, answer, decode, eventually, make_flow, running
 from tests.worker.test_leases import LEASES, attempts_of, expire_leases, leases
@@ -43,7 +42,7 @@ class WatchedRunner(ScriptedRunner):
 
     companies: list[set[str]] = field(default_factory=list)
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         requests = [share.request for share in plan.scheduled]
         self.companies.append({decode(request.token_ids[: request.num_prompt_tokens]) for request in requests})
         return super().run(plan)

@@ -8,8 +8,7 @@ import pytest
 import redis
 from rq import Queue
 
-from engine.request import RequestError
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import Sampled, SchedulerOutput
 from scripts.fault_table.proxy import Proxy, lose_reply_to
 from tests.worker.fakes import ScriptedRunner, make_flow, running
 from worker.client import submit
@@ -24,7 +23,7 @@ class CountingRunner(ScriptedRunner):
 
     most: Counter[str] = field(default_factory=Counter)
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         self.most |= Counter(share.request.tenant for share in plan.scheduled)
         return super().run(plan)
 

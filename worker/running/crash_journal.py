@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from engine.engine import Runner
-from engine.request import RequestError
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import Sampled, SchedulerOutput
 from worker.queue.crashes import CrashKind
 from worker.queue.embedded_supervisor import try_lock
 from worker.queue.suspects import DeadWorker
@@ -180,7 +179,7 @@ class JournaledRunner:
         self._runner = runner
         self._journal = journal
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         requests = [share.request for share in plan.scheduled]
         self._journal.note_step({request.request_id: request.num_output_tokens for request in requests})
         return self._runner.run(plan)

@@ -6,8 +6,8 @@ import torch
 
 from engine.model_runner import ModelRunner
 from engine.quarantine import DeviceOutOfMemory
-from engine.request import Request, RequestError
-from engine.scheduler import SchedulerOutput
+from engine.request import Request
+from engine.scheduler import Sampled, SchedulerOutput
 from engine.stopping import Detokenize
 from worker.running.failpoints import Action, Failpoints, Fault, Point
 
@@ -22,7 +22,7 @@ class FailingRunner:
         self._markers: dict[str, frozenset[str]] = {}  # by request id, of the requests of the last step
         self._failpoints = Failpoints(faults, {Action.OOM: self._run_out_of_memory, Action.NAN: self._write_nan})
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         self._plan = plan
         requests = [share.request for share in plan.scheduled]
         self._markers = {request.request_id: self._find_markers(request) for request in requests}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import llguidance.hf
@@ -54,15 +55,19 @@ class _Matched:
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
-        self._num_consumed = 0
+        self._consumed: list[int] = []
 
     def allowed(self, output_token_ids: Sequence[int]) -> NDArray[np.bool_]:
-        new = list(output_token_ids[self._num_consumed :])
-        self._matcher.consume_tokens(new)
-        self._num_consumed += len(new)
+        output = list(output_token_ids)
+        known = len(self._consumed)
+        if output[:known] != self._consumed:  # the step that had these tokens failed, and was run again
+            known = next(i for i, pair in enumerate(zip_longest(self._consumed, output)) if pair[0] != pair[1])
+            self._matcher.rollback(len(self._consumed) - known)
+        self._matcher.consume_tokens(output[known:])
+        self._consumed = output
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            where = f"after {self._num_consumed} tokens"
+            where = f"after {len(self._consumed)} tokens"
             raise RequestError(GRAMMAR_FAILED, f"{where}: {_one_line(self._matcher.get_error())}")
         return np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little").view(np.bool_)
 

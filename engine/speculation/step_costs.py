@@ -1,0 +1,79 @@
+"""What a step that only decodes costs, with drafted tokens and without, as measured while the engine runs."""
+
+import math
+from collections import deque
+from statistics import median_low
+
+RECENT = 5  # steps of one size whose (lower) median counts: a busy moment of the machine is none
+ENOUGH = 2  # measurements that count for something: a first step of some size may be slow only for being the first
+ASSUMED_PER_TOKEN = 0.03  # of a step's time, for each drafted token, until it is measured
+FORGETTING_STEPS = 512  # after which a measurement that is not renewed counts half
+
+
+class StepCosts:
+    """Seconds by how many requests decode and how many tokens are drafted beside them.
+
+    Steps of about the same size share a cell: sizes up to 8 requests have their own, then each doubling; drafted tokens
+    go by powers of two.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._plain: dict[int, _Samples] = {}
+        self._drafted: dict[tuple[int, int], _Samples] = {}  # of ratios to the plain step
+
+    def note(self, num_requests: int, num_drafted: int, seconds: float) -> None:
+        """Note a step in which `num_requests` decoded."""
+        self._steps += 1
+        batch = _batch_cell(num_requests)
+        if not num_drafted:
+            self._plain.setdefault(batch, _Samples()).add(seconds, self._steps)
+        elif plain := self.plain_seconds(num_requests):
+            cell = batch, _draft_cell(num_drafted)
+            self._drafted.setdefault(cell, _Samples()).add(seconds / plain, self._steps)
+
+    def plain_seconds(self, num_requests: int) -> float | None:
+        """Return the seconds of a step without drafts, None while that is not known."""
+        samples = self._plain.get(_batch_cell(num_requests))
+        return None if samples is None or samples.number < ENOUGH else samples.middle
+
+    def plain_age(self, num_requests: int) -> int:
+        """Return how many steps ago one without drafts was measured."""
+        samples = self._plain.get(_batch_cell(num_requests))
+        return self._steps if samples is None else self._steps - samples.noted_at
+
+    def ratio(self, num_requests: int, num_drafted: int) -> float:
+        """Return how many times as long a step takes with `num_drafted` tokens, at least 1, as without."""
+        assumed = 1.0 + ASSUMED_PER_TOKEN * num_drafted
+        samples = self._drafted.get((_batch_cell(num_requests), _draft_cell(num_drafted)))
+        if samples is None or samples.number < ENOUGH:
+            return assumed
+        counting = math.exp2((samples.noted_at - self._steps) / FORGETTING_STEPS)
+        return assumed + counting * (samples.middle - assumed)
+
+
+class _Samples:
+    """The latest measurements of one cell."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=RECENT)
+        self.middle = 0.0  # their median
+        self.noted_at = 0
+
+    @property
+    def number(self) -> int:
+        return len(self._latest)
+
+    def add(self, value: float, step: int) -> None:
+        self._latest.append(value)
+        self.middle = median_low(self._latest)
+        self.noted_at = step
+
+
+def _batch_cell(num_requests: int) -> int:
+    return num_requests if num_requests <= 8 else 8 + (num_requests - 1).bit_length()
+
+
+def _draft_cell(num_drafted: int) -> int:
+    """Return 0 for one token, 1 for two, 2 for up to four, 3 for up to eight."""
+    return (num_drafted - 1).bit_length()

@@ -1,0 +1,241 @@
+"""What is drafted, and when nothing is: prompt lookup, estimates, costs, allotment; all together on a fake clock."""
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.request import Request, SamplingParams
+from engine.scheduler import Drafts
+from engine.speculation.acceptance import Acceptance
+from engine.speculation.allotting import MIN_SPEEDUP, Chance, allot
+from engine.speculation.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, PromptLookup, follow
+from engine.speculation.speculation import REMEASURE_STEPS, Speculation
+from engine.speculation.speculator import Offer
+from engine.speculation.step_costs import ASSUMED_PER_TOKEN, FORGETTING_STEPS, StepCosts
+from tests.engine.fakes import Harness, assert_as_alone, generate_alone, make_config, make_request
+
+
+def naive_follow(tokens: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
+    """Try every place."""
+    n = len(tokens)
+
+    def match(end: int) -> int:
+        length = 0
+        while length < LONGEST_MATCH and length <= end and tokens[end - length] == tokens[n - 1 - length]:
+            length += 1
+        return length
+
+    length, end = max(((match(end), end) for end in range(n - 1)), default=(0, 0))
+    if length < SHORTEST_MATCH:
+        return (), 0
+    draft = list(tokens)
+    for position in range(end + 1, end + 1 + most):
+        draft.append(draft[position])
+    return tuple(draft[n:]), length
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 9))
+def test_follows_the_longest_and_latest_match(tokens: list[int], most: int) -> None:
+    assert follow(np.array(tokens, dtype=np.int32), most) == naive_follow(tokens, most)
+
+
+def test_prompt_lookup_sees_tokens_that_came_since() -> None:
+    lookup, request = PromptLookup(), make_request([5, 6, 7, 8, 9, 1, 5])
+    assert lookup.offer(request, 3) is None
+    request.token_ids.append(6)
+    assert lookup.offer(request, 3) == Offer(3, 2, 7)
+    assert lookup.draft({"r": 2}, {"r": request}) == {"r": (7, 8)}
+    lookup.retain(())
+    assert lookup.offer(request, 9) == Offer(9, 2, 7)
+    assert lookup.draft({"r": 9}, {"r": request}) == {"r": (7, 8, 9, 1, 5, 6, 7, 8, 9)}  # taken to go on
+
+
+def test_acceptance_goes_from_what_is_assumed_to_what_happens_and_back() -> None:
+    acceptance = Acceptance(20)
+    assert acceptance.rate(0.5) == 0.5
+    for _ in range(30):
+        acceptance.note(0, 1)
+    low = acceptance.rate(0.5)
+    assert low < 0.11
+    for _ in range(1000):
+        acceptance.fade()
+    assert acceptance.rate(0.5) > 0.45
+    for _ in range(20):
+        acceptance.note(8, 8)
+    assert acceptance.rate(0.5) > 0.9
+
+
+def test_costs_are_assumed_measured_and_forgotten() -> None:
+    costs = StepCosts()
+    assert costs.plain_seconds(2) is None
+    costs.note(2, 0, 9.0)  # the first of its size
+    costs.note(2, 0, 1.0)
+    assert costs.plain_seconds(2) == 1.0
+    assert costs.plain_seconds(3) is None
+    assert costs.ratio(2, 4) == 1 + 4 * ASSUMED_PER_TOKEN
+    costs.note(2, 3, 7.0)
+    assert costs.ratio(2, 4) == 1 + 4 * ASSUMED_PER_TOKEN
+    costs.note(2, 4, 2.0)
+    assert costs.ratio(2, 3) == costs.ratio(2, 4) == 2.0
+    assert costs.ratio(2, 5) == 1 + 5 * ASSUMED_PER_TOKEN
+    costs.note(2, 4, 50.0)  # a busy moment
+    assert costs.ratio(2, 4) == 7.0
+    for _ in range(3):
+        costs.note(2, 4, 2.0)
+    assert costs.ratio(2, 4) == 2.0
+    for _ in range(10 * FORGETTING_STEPS):
+        costs.note(2, 0, 1.0)
+    assert costs.ratio(2, 4) == pytest.approx(1 + 4 * ASSUMED_PER_TOKEN, abs=0.01)
+    assert costs.plain_age(2) == 0
+    assert costs.plain_age(5) > FORGETTING_STEPS
+
+
+chances = st.dictionaries(
+    st.sampled_from("abcd"), st.builds(Chance, st.integers(1, 6), st.floats(0.0, 1.0)), min_size=1
+)
+
+
+@given(chances, st.integers(-1, 12), st.floats(0.0, 0.5))
+def test_allotment_is_the_best_there_is(chances: dict[str, Chance], room: int, per_token: float) -> None:
+    def pace(allotted: Mapping[str, int]) -> float:
+        expected = sum(chances[key].rate ** place for key, k in allotted.items() for place in range(1, k + 1))
+        return (len(chances) + expected) / (1 + per_token * sum(allotted.values()))
+
+    allotted = allot(chances, len(chances), room, lambda number: 1 + per_token * number)
+    assert sum(allotted.values()) <= max(0, room)
+    assert all(1 <= number <= chances[key].num_tokens for key, number in allotted.items())
+    best = pace(allotted)
+    if allotted:
+        assert best > len(chances) * MIN_SPEEDUP
+    if not allotted:
+        best = max(best, len(chances) * MIN_SPEEDUP)
+    for key, chance in chances.items():  # no single change is better
+        for number in range(chance.num_tokens + 1):
+            changed = {**allotted, key: number}
+            if sum(changed.values()) <= max(0, room):
+                assert pace(changed) <= best + 1e-9
+
+
+@dataclass
+class OracleDrafter:
+    """Drafts the right tokens, each with a probability."""
+
+    rate: float
+    offered: int = 0
+    drafted: int = 0
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    error: Exception | None = None
+    right: dict[str, list[int]] = field(default_factory=dict)  # whole outputs by request id
+
+    def offer(self, request: Request, most: int) -> Offer | None:
+        self.offered += 1
+        return Offer(most)
+
+    def draft(self, wanted: Mapping[str, int], requests: Mapping[str, Request]) -> Drafts:
+        if self.error is not None:
+            raise self.error
+        drafts = {}
+        for key, number in wanted.items():
+            request = requests[key]
+            if key not in self.right:
+                self.right[key], _ = generate_alone(request.token_ids[: request.num_prompt_tokens], request.params)
+            coming = self.right[key][request.num_output_tokens :][:number]
+            drafts[key] = tuple(token if self.chance.random() < self.rate else 1 + token % 9 for token in coming)
+            self.drafted += number
+        return drafts
+
+    def retain(self, request_ids: Collection[str]) -> None:
+        pass
+
+
+def seconds_of(
+    drafter: OracleDrafter, *, per_token: float, num_requests: int = 1, drafting_seconds: float = 0.0, speculates: bool
+) -> float:
+    """Return the time that some requests take, where a step takes 1 s and `per_token` more for each token."""
+    config = make_config(num_blocks=400, max_model_len=1024, token_budget=64)
+    harness = Harness(config, Speculation(drafter, 4) if speculates else None)
+
+    def pass_time() -> None:
+        plan = harness.runner.plans[-1]
+        harness.clock.now += 1.0 + per_token * plan.num_tokens
+        harness.clock.now += drafting_seconds * sum(len(share.draft) for share in plan.scheduled)
+
+    harness.runner.on_run = pass_time
+    params = SamplingParams(max_tokens=300, ignore_eos=True)
+    requests = [harness.add(str(index), [1, 2, index], params) for index in range(num_requests)]
+    began = harness.clock.now
+    harness.run()
+    for request in requests:
+        assert_as_alone(request)
+    return harness.clock.now - began
+
+
+@pytest.mark.parametrize(
+    ("rate", "per_token", "drafting_seconds", "num_requests", "least"),
+    [
+        (1.0, 0.01, 0.0, 1, 3.5),  # always right and almost free
+        (0.7, 0.05, 0.0, 3, 1.4),
+        (0.9, 0.02, 0.1, 1, 2.0),  # a draft model
+        (0.0, 0.01, 0.0, 1, 0.97),  # never right: off after a few tries
+        (0.0, 0.05, 0.5, 1, 0.95),
+        (0.3, 1.0, 0.0, 4, 0.95),  # a token costs as much as a step: the device is busy as it is
+        (1.0, 1.0, 0.0, 8, 0.95),
+    ],
+)
+def test_speculation_pays_or_turns_itself_off(
+    rate: float, per_token: float, drafting_seconds: float, num_requests: int, least: float
+) -> None:
+    plain = seconds_of(OracleDrafter(rate), per_token=per_token, num_requests=num_requests, speculates=False)
+    seconds = seconds_of(
+        OracleDrafter(rate),
+        per_token=per_token,
+        num_requests=num_requests,
+        drafting_seconds=drafting_seconds,
+        speculates=True,
+    )
+    assert plain / seconds > least
+
+
+def test_what_drafts_cost_is_measured_again_now_and_then() -> None:
+    harness = Harness(make_config(num_blocks=400, max_model_len=1024), Speculation(OracleDrafter(1.0), 4))
+    harness.runner.on_run = lambda: setattr(harness.clock, "now", harness.clock.now + 1.0)
+    harness.add("r", [1, 2, 3], SamplingParams(max_tokens=600, ignore_eos=True))
+    harness.run()
+    plain = [index for index, plan in enumerate(harness.runner.plans) if plan.num_tokens == 1]
+    gaps = np.diff(plain)
+    assert gaps.max() == REMEASURE_STEPS + 1
+    assert len(plain) < len(harness.runner.plans) / 20
+
+
+def test_drafter_that_fails_ends_drafting_and_nothing_else() -> None:
+    drafter = OracleDrafter(1.0, error=RuntimeError("no memory"))
+    harness = Harness(make_config(), Speculation(drafter, 4))
+    harness.runner.on_run = lambda: setattr(harness.clock, "now", harness.clock.now + 1.0)
+    request = harness.add("r", [1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))
+    harness.run()
+    assert_as_alone(request)
+    assert drafter.offered == 1
+
+
+def test_draft_ends_before_a_stop_token() -> None:
+    whole = generate_alone([1, 2, 3], SamplingParams(max_tokens=40, ignore_eos=True))[0]
+    harness = Harness(make_config(), Speculation(OracleDrafter(1.0), 8))
+    harness.runner.on_run = lambda: setattr(harness.clock, "now", harness.clock.now + 1.0)
+    params = SamplingParams(max_tokens=40, ignore_eos=True, min_tokens=40, stop_token_ids=frozenset(whole[6:7]))
+    harness.add("r", [1, 2, 3], params)
+    harness.run()
+    drafts = [share.draft for plan in harness.runner.plans for share in plan.scheduled]
+    assert any(drafts)
+    assert not any(whole[6] in draft for draft in drafts)
+
+
+def test_fruitless_offers_are_asked_for_less_often() -> None:
+    drafter = OracleDrafter(0.0)
+    seconds_of(drafter, per_token=0.1, speculates=True)
+    assert drafter.offered < 150
+    assert drafter.drafted < 20
