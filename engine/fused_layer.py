@@ -1,10 +1,13 @@
 """A whole decoder layer in few operators, for the shape that most architectures share.
 
 Norm, projections, rotary embedding, attention, add, norm, gated MLP, add: at small batches a step on the CPU spends
-more time between such operators than in them. Whether a layer has that shape is judged by what it does: one that
-answers otherwise than its replacement (a norm of the queries, a scaled residual, a partial rotation) is left as it is.
+more time between such operators than in them. Where there are C kernels, they do all but the matrix products.
+
+Whether a layer has that shape is judged by what it does: one that answers otherwise than its replacement (a norm of the
+queries, a scaled residual, a partial rotation) is left as it is.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention_layers import UnsupportedModel
-from engine.fused import Sibling
+from engine.fused import RMSNorm, Sibling
 from engine.kv_cache import KVCache
 from engine.paged_model import ModelInput, PagedModel
 from engine.probing import plan_of, probe_request
 from kernels import ops
+from kernels.native.library import LANES, NativeKernels
 from kernels.score_rules import ScoreRules
 
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -58,6 +62,7 @@ class FusedLayer(nn.Module):
         self.gate_up, self.down, self.act = mlp.gate_proj.siblings.linear, mlp.down_proj, mlp.act_fn
         self._head_dim = head_dim
         self._num_heads, self._num_kv_heads = (size // head_dim for size in attention.q_proj.siblings.sizes[:2])
+        self._num_all = self._num_heads + 2 * self._num_kv_heads
         self.layer_index: int = attention.layer_idx
         self._rules = rules
         self._rotary = rotary
@@ -66,24 +71,59 @@ class FusedLayer(nn.Module):
         self, hidden: Tensor, *, position_embeddings: Embeddings, model_input: ModelInput, **_: object
     ) -> Tensor:
         """hidden: [1, num_tokens, hidden_size]. Writes the tokens' K and V to the cache."""
-        attended = self._attend(self.input_norm(hidden), position_embeddings, model_input)
-        hidden = self.output(attended).add_(hidden)
-        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
-        result: Tensor = self.down(self.act(gate).mul_(up)).add_(hidden)
+        heads = self.qkv(self._norm(self.input_norm, hidden))
+        query = self._rotate_and_store(heads.view(-1, self._num_all, self._head_dim), position_embeddings, model_input)
+        (key_cache, value_cache), scales = model_input.cache.layer(self.layer_index)
+        plan = model_input.attention.plan_for(self._rules, self._num_heads, self._num_kv_heads)
+        attended = ops.paged_attention(query, key_cache, value_cache, plan, self._rules, scales)
+        hidden = self.output(attended.view(1, -1, self._num_heads * self._head_dim)).add_(hidden)
+        gated = self._gate(self.gate_up(self._norm(self.mlp_norm, hidden)))
+        result: Tensor = self.down(gated).add_(hidden)
         return result
 
-    def _attend(self, x: Tensor, position_embeddings: Embeddings, model_input: ModelInput) -> Tensor:
-        cos, sin = self._rotary.take(position_embeddings)
+    def _norm(self, norm: nn.Module, hidden: Tensor) -> Tensor:
+        normed: Tensor = norm(hidden)
+        return normed
+
+    def _rotate_and_store(self, heads: Tensor, embeddings: Embeddings, model_input: ModelInput) -> Tensor:
+        """Return the rotated queries of `heads`, [num_tokens, num_all, head_dim]; K and V go to the cache."""
+        cos, sin = self._rotary.take(embeddings)
         num_rotated = self._num_heads + self._num_kv_heads
-        heads = self.qkv(x).view(-1, num_rotated + self._num_kv_heads, self._head_dim)
         plain, value = heads[:, :num_rotated], heads[:, num_rotated:]
         rotated = torch.addcmul(plain * cos, plain.roll(self._head_dim // 2, dims=-1), sin)
         query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
         (key_cache, value_cache), scales = model_input.cache.layer(self.layer_index)
         ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping, scales)
-        plan = model_input.attention.plan_for(self._rules, self._num_heads, self._num_kv_heads)
-        attended = ops.paged_attention(query, key_cache, value_cache, plan, self._rules, scales)
-        return attended.view(1, -1, self._num_heads * self._head_dim)
+        return query
+
+    def _gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        gated: Tensor = self.act(gate).mul_(up)
+        return gated
+
+
+class NativeLayer(FusedLayer):
+    """The same with C kernels between the matrix products. Its activation is SiLU."""
+
+    def __init__(self, layer: Any, head_dim: int, rules: ScoreRules, rotary: Rotary, native: NativeKernels) -> None:
+        super().__init__(layer, head_dim, rules, rotary)
+        self._native = native
+
+    def _norm(self, norm: nn.Module, hidden: Tensor) -> Tensor:
+        assert isinstance(norm, RMSNorm), "only layers with plain norms are made native"
+        return self._native.rms_norm(hidden, norm.weight, norm.eps)
+
+    def _rotate_and_store(self, heads: Tensor, embeddings: Embeddings, model_input: ModelInput) -> Tensor:
+        (key_cache, value_cache), scales = model_input.cache.layer(self.layer_index)
+        if scales is not None:
+            return super()._rotate_and_store(heads, embeddings, model_input)
+        cos, sin = embeddings
+        slots = model_input.slot_mapping
+        self._native.rotate_and_store(heads, self._num_heads, cos[0], sin[0], key_cache, value_cache, slots)
+        return heads[:, : self._num_heads]
+
+    def _gate(self, gate_up: Tensor) -> Tensor:
+        return self._native.silu_mul(gate_up)
 
 
 def fuse_layers(model: PagedModel) -> None:
@@ -96,9 +136,20 @@ def fuse_layers(model: PagedModel) -> None:
     for index, layer in enumerate[Any](layers):
         if _has_the_parts(layer):
             expected = _probe(model, layer, layer.self_attn.layer_idx, embed)
-            fused = FusedLayer(layer, model.layers[index].head_dim, expected.rules, rotary).eval()
-            if expected.fits and _probe(model, fused, fused.layer_index, embed).equals(expected):
-                layers[index] = fused
+            forms = _forms(layer, model, model.layers[index].head_dim, expected.rules, rotary) if expected.fits else ()
+            layers[index] = next(
+                (form for form in forms if _probe(model, form, form.layer_index, embed).equals(expected)), layer
+            )
+
+
+def _forms(layer: Any, model: PagedModel, head_dim: int, rules: ScoreRules, rotary: Rotary) -> Iterator[FusedLayer]:
+    """Yield what may replace a layer, the fastest first."""
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    widths = (head_dim // 2, norms[0].weight.numel(), layer.mlp.gate_proj.siblings.sizes[0])
+    fits = all(isinstance(norm, RMSNorm) for norm in norms) and not any(width % LANES for width in widths)
+    if model.native is not None and fits:
+        yield NativeLayer(layer, head_dim, rules, rotary, model.native).eval()
+    yield FusedLayer(layer, head_dim, rules, rotary).eval()
 
 
 def _has_the_parts(layer: Any) -> bool:

@@ -19,7 +19,10 @@ from engine.fused import fuse
 from engine.fused_layer import fuse_layers
 from engine.paged_model import PagedModel
 from engine.self_test import eager_logits, self_test
+from kernels.native.building import NativeBuild
+from kernels.native.library import NativeKernels
 
+NATIVE_SECONDS = 10.0  # that loading waits for a compiler at most; the next start finds what it made
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -51,18 +54,24 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def load_model(source: str, *, dtype: torch.dtype, device: torch.device, cache_dir: Path) -> LoadedModel:
+def load_model(
+    source: str, *, dtype: torch.dtype, device: torch.device, cache_dir: Path, native_kernels: bool = True
+) -> LoadedModel:
     """Load, check and self-test a model.
 
     A GGUF file is dequantised and converted once, into a folder under `cache_dir`: reading it takes far longer than
-    reading safetensors. Raises ModelNotFound, or UnsupportedModel with the reason.
+    reading safetensors. Kernels in C are compiled into that folder meanwhile, where the device and the type have use
+    for them. Raises ModelNotFound, or UnsupportedModel with the reason.
     """
     if source.startswith(("/", "./", "../", "~")) and not Path(source).exists():
         raise ModelNotFound(f"model {source!r} does not exist")
+    has_use = native_kernels and device.type == "cpu" and dtype is torch.bfloat16
+    build = NativeBuild(cache_dir) if has_use else None
     folder = str(_convert_gguf(Path(source), dtype, cache_dir)) if source.endswith(".gguf") else source
     _refuse_foreign_code(folder)
     model = _read_weights(source, folder, dtype=dtype, use_safetensors=True)
-    paged = _paged(model.to(device))  # type: ignore[arg-type]  # its decorator hides nn.Module.to
+    native = None if build is None else build.wait(NATIVE_SECONDS)
+    paged = _paged(model.to(device), native)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
     return LoadedModel(paged, ModelIdentity(source, paged.vocab_size, _stop_token_ids(model)), folder)
 
 
@@ -80,12 +89,12 @@ def _read_weights(source: str, folder: str, **options: Any) -> PreTrainedModel:
     return model
 
 
-def _paged(model: PreTrainedModel) -> PagedModel:
+def _paged(model: PreTrainedModel, native: NativeKernels | None) -> PagedModel:
     """Return the model over our attention and fused parts, self-tested. Raises UnsupportedModel."""
     try:
         refuse_other_layers(model)
         expected = eager_logits(model)
-        paged = PagedModel(model)
+        paged = PagedModel(model, native)
         fuse(model)
         fuse_layers(paged)
         self_test(paged, expected)

@@ -24,6 +24,9 @@ from engine.attention_patches import Attend, patch_attention
 from engine.kv_cache import KVCache, KVShape
 from engine.scheduler import SchedulerOutput
 from kernels import ops
+from kernels.native.decoding import NativeDecode
+from kernels.native.library import NativeKernels
+from kernels.native.planning import is_served
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.score_rules import ScoreRules
 
@@ -46,17 +49,18 @@ class ModelInput:
 class StepAttention:
     """The plans of one step's attention, one a window and shape of heads, made when a layer first asks for it."""
 
-    def __init__(self, make: Callable[[int | None, int, int], ops.AttentionPlan]) -> None:
-        """`make` returns the plan for a window, a number of query heads and one of KV heads."""
+    def __init__(self, make: Callable[[ScoreRules, int, int], ops.AttentionPlan]) -> None:
+        """`make` returns the plan for rules, a number of query heads and one of KV heads. It is the same for all rules
+        with one window, and a softcap or none."""
         self._make = make
-        self._plans: dict[tuple[int | None, int, int], ops.AttentionPlan] = {}
+        self._plans: dict[tuple[int | None, bool, int, int], ops.AttentionPlan] = {}
         self.last_rules: ScoreRules | None = None  # of the layer that attended last
 
     def plan_for(self, rules: ScoreRules, num_heads: int, num_kv_heads: int) -> ops.AttentionPlan:
         self.last_rules = rules
-        key = (rules.window, num_heads, num_kv_heads)
+        key = (rules.window, rules.softcap is None, num_heads, num_kv_heads)
         if key not in self._plans:
-            self._plans[key] = self._make(*key)
+            self._plans[key] = self._make(rules, num_heads, num_kv_heads)
         return self._plans[key]
 
 
@@ -107,8 +111,9 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
 class PagedModel:
     """A causal language model of transformers, run on packed tokens over a KV cache."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Takes the model over, for our attention alone. Raises UnsupportedModel."""
+    def __init__(self, model: PreTrainedModel, native: NativeKernels | None = None) -> None:
+        """Takes the model over, for our attention alone; `native` are the C kernels where there are any. Raises
+        UnsupportedModel."""
         config = model.config.get_text_config()
         self.model = model.eval()
         self.device = model.device
@@ -119,6 +124,13 @@ class PagedModel:
         self.layers = self._observe()
         if self._hook is None:
             model.set_attn_implementation(ATTENTION_NAME)
+        self.native = native if self._is_native() else None
+
+    def _is_native(self) -> bool:
+        """Whether the C kernels can be used in all layers."""
+        if self.device.type != "cpu" or self.dtype is not torch.bfloat16:
+            return False
+        return all(is_served(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in self.layers)
 
     def _observe(self) -> tuple[AttentionLayer, ...]:
         observation = Observation()
@@ -167,12 +179,12 @@ class PagedModel:
             position_ids=self._tensor(positions).unsqueeze(0),
             slot_mapping=self._tensor(batch.slot_mapping()),
             sample_rows=self._tensor(sample_rows),
-            attention=StepAttention(partial(self._plan_attention, batch)),
+            attention=StepAttention(partial(self._plan_attention, batch, cache)),
             cache=cache,
         )
 
     def _plan_attention(
-        self, batch: PagedBatch, window: int | None, num_heads: int, num_kv_heads: int
+        self, batch: PagedBatch, cache: KVCache, rules: ScoreRules, num_heads: int, num_kv_heads: int
     ) -> ops.AttentionPlan:
         return ops.plan_attention(
             batch,
@@ -180,8 +192,16 @@ class PagedModel:
             num_kv_heads=num_kv_heads,
             dtype=self.dtype,
             device=self.device,
-            window=window,
+            window=rules.window,
+            native=self._native_decode(cache, rules, num_heads, num_kv_heads),
         )
+
+    def _native_decode(
+        self, cache: KVCache, rules: ScoreRules, num_heads: int, num_kv_heads: int
+    ) -> NativeDecode | None:
+        if self.native is None or rules.softcap is not None or cache.shape.is_quantised:
+            return None
+        return NativeDecode(self.native, num_heads, num_kv_heads)
 
     def forward(self, model_input: ModelInput) -> Tensor:
         """Run one step, writing its KV into the cache. Returns float32 logits of the sampled rows, [R, vocab_size]."""

@@ -33,6 +33,8 @@ def paged_attention(
     keys = Cache.of(key_cache, None if scales is None else scales.key, query.dtype)
     values = Cache.of(value_cache, None if scales is None else scales.value, query.dtype)
     output = query.new_empty(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    if plan.native is not None:
+        plan.native.attend(query, key_cache, value_cache, rules, output)
     for chunk in plan.chunks:
         _attend_chunk(q, keys, values, chunk, rules, output.transpose(0, 1))
     for part in plan.decodes:

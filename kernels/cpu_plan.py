@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from kernels.native.decoding import NativeDecode, PlannedDecodes
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.shared_prefix import PrefixGroup, find_prefix_groups
 
@@ -75,6 +76,7 @@ class CpuPlan:
 
     chunks: tuple[ChunkPart, ...]
     decodes: tuple[DecodePart, ...]
+    native: PlannedDecodes | None = None  # the decodes, where the C kernel attends to them
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +105,14 @@ class _Run:
 
 
 def plan_attention(
-    batch: PagedBatch, queries_per_kv_head: int, dtype: torch.dtype, window: int | None = None
+    batch: PagedBatch,
+    queries_per_kv_head: int,
+    dtype: torch.dtype,
+    window: int | None = None,
+    native: NativeDecode | None = None,
 ) -> CpuPlan:
     """Split a step into parts. `queries_per_kv_head` is num_heads / num_kv_heads; `dtype` is the query's; `window` is
-    that of `ScoreRules`."""
+    that of `ScoreRules`; `native` takes the decodes, if given."""
     starts = [0, *accumulate(sequence.num_new for sequence in batch.sequences)]
     masks = _TileMasks(queries_per_kv_head, dtype, window)
     chunks = []
@@ -116,6 +122,8 @@ def plan_attention(
             decodes.append((start, sequence))
         else:
             chunks.append(_chunk_part(start, sequence, batch.block_size, masks))
+    if native is not None and decodes:
+        return CpuPlan(tuple(chunks), (), native.plan(decodes, batch.block_size, window))
     return CpuPlan(tuple(chunks), _decode_parts(decodes, batch.block_size, dtype, window))
 
 

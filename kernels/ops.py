@@ -1,4 +1,4 @@
-"""The kernels by the device their tensors are on: torch's fused CPU attention, or Triton on a GPU.
+"""The kernels by the device their tensors are on: torch's operators and C on a CPU, Triton on a GPU.
 
 Triton is imported on first use: a machine without a GPU need not have it.
 """
@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels import cpu, cpu_plan, triton_plan
 from kernels.cpu_plan import CpuPlan
 from kernels.kv_scales import KVScales
+from kernels.native.decoding import NativeDecode
 from kernels.paged_batch import PagedBatch
 from kernels.score_rules import ScoreRules
 from kernels.triton_plan import SplitRule, TritonPlan
@@ -26,10 +27,12 @@ def plan_attention(
     dtype: torch.dtype,
     device: torch.device,
     window: int | None = None,
+    native: NativeDecode | None = None,
 ) -> AttentionPlan:
-    """Prepare one step's attention for every layer of that window. `dtype` is that of the queries."""
+    """Prepare one step's attention for every layer of that window. `dtype` is that of the queries; `native` attends to
+    the decodes on a CPU, if given."""
     if device.type == "cpu":
-        return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, window)
+        return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, window, native)
     rule = SplitRule.of(device, num_kv_heads)
     return triton_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, device, rule, window)
 

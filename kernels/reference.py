@@ -128,3 +128,25 @@ def paged_attention(
         outputs.append(torch.einsum("hqk,khd->qhd", weights, v))
         start += sequence.num_new
     return torch.cat(outputs).to(query.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x**2) + eps) * weight over the last dimension (Zhang and Sennrich 2019)."""
+    wide = x.float()
+    return (wide * (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight.float()).to(x.dtype)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up, where the last dimension is gate, then up."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate / (1 + (-gate).exp()) * up).to(gate_up.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x with the pairs (i, i + head_dim / 2) turned by their angles (Su et al. 2021).
+
+    x: [num_tokens, num_heads, head_dim]. cos, sin: [num_tokens, head_dim].
+    """
+    low, high = x.float().chunk(2, dim=-1)
+    turned = torch.cat((-high, low), dim=-1)
+    return (x.float() * cos.float()[:, None] + turned * sin.float()[:, None]).to(x.dtype)

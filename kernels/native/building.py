@@ -1,0 +1,107 @@
+"""Compiling the C kernels: once a machine, source and compiler, then kept on disk.
+
+They are plain C with OpenMP, so that no header of torch's is needed and compiling takes seconds. Where there is no
+compiler, or none that knows the instructions, torch's own operators do the work: slower, no less right.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+import torch
+
+from kernels.native.library import NativeKernels
+
+logger = logging.getLogger(__name__)
+
+SOURCES = ("decode_attention.c", "layer_parts.c")
+HEADERS = ("vectors.h",)
+COMPILERS = ("cc", "gcc", "clang")
+# No -ffast-math: what is not finite must stay so.
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
+COMPILE_SECONDS = 120.0  # a compiler that takes longer is given up
+
+
+class NativeBuild:
+    """A compilation in the background. `wait` gives what came of it."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        """`cache_dir` keeps the compiled file; only this user may be able to write there."""
+        self._cache_dir = cache_dir
+        self._kernels: NativeKernels | None = None
+        self._thread = Thread(target=self._build, name="native-build", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> NativeKernels | None:
+        """Return the kernels; None where they cannot be had, or not so soon."""
+        self._thread.join(seconds)
+        return self._kernels
+
+    def _build(self) -> None:
+        if not is_supported():
+            return
+        try:
+            self._kernels = _load(self._cache_dir)
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.info("no C kernels, torch's operators are used instead: %s", error)
+
+
+def is_supported() -> bool:
+    """Whether this CPU has what the kernels are made of."""
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def _load(cache_dir: Path) -> NativeKernels:
+    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise FileNotFoundError(f"none of the compilers {', '.join(COMPILERS)} is on the path")
+    openmp = _loaded_openmp()
+    target = cache_dir / f"kernels-{_digest(compiler, openmp)}.so"
+    if target.exists():
+        with suppress(OSError):  # a damaged file is made anew
+            return NativeKernels(ctypes.CDLL(str(target)))
+    _compile(compiler, openmp, target)
+    return NativeKernels(ctypes.CDLL(str(target)))
+
+
+def _compile(compiler: str, openmp: Sequence[str], target: Path) -> None:
+    """Compile to `target`, which appears whole or not at all. Raises CalledProcessError, TimeoutExpired or OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(__file__).parent
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compiling-") as scratch:
+        partial = Path(scratch) / target.name
+        sources = [str(folder / name) for name in SOURCES]
+        command = [compiler, *FLAGS, "-o", str(partial), *sources, *openmp, "-lm"]
+        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=COMPILE_SECONDS)
+        os.replace(partial, target)
+
+
+def _digest(compiler: str, openmp: Sequence[str]) -> str:
+    """Return a name for what the compiled file depends on."""
+    digest = hashlib.sha256()
+    for name in (*SOURCES, *HEADERS):
+        digest.update((Path(__file__).parent / name).read_bytes())
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_SECONDS)
+    digest.update(version.stdout)
+    digest.update(repr((FLAGS, openmp, _cpu_flags())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _cpu_flags() -> str:
+    """Return what -march=native depends on: a home folder may be shared by unlike machines."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line for line in lines if line.startswith("flags")), "")
+
+
+def _loaded_openmp() -> list[str]:
+    """Return torch's own OpenMP library, to link with: a second one would have threads of its own on the same cores."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sorted({line.split()[-1] for line in lines if "libgomp" in line.rsplit("/", 1)[-1]})

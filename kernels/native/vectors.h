@@ -1,0 +1,35 @@
+/* AVX-512 helpers for bfloat16: sixteen at a time, arithmetic in float32, rounded to nearest even. */
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+typedef uint16_t bf16;
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE __m512 load_bf16(const bf16 *from) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
+}
+
+INLINE void store_bf16(bf16 *to, __m512 x) {
+    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+/* e**x by a polynomial in the fraction of x log2(e): 2 units in the last place; NaN stays NaN, -inf becomes 0. */
+INLINE __m512 exp_ps(__m512 x) {
+    const __m512 scaled = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
+    /* The bound first: of two operands, max returns the second where one is NaN. */
+    const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(200.0f), _mm512_max_ps(_mm512_set1_ps(-200.0f), scaled));
+    const __m512 whole = _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 f = _mm512_sub_ps(bounded, whole);
+    __m512 y = _mm512_set1_ps(1.5403530e-4f); /* (ln 2)**n / n!, from n = 6 down */
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.3333558e-3f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.6181291e-3f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.5504109e-2f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.4022651e-1f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.9314718e-1f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(y, whole);
+}
