@@ -87,6 +87,9 @@ class Settings(BaseModel):
     max_model_len: int | None = Field(
         default=None, ge=16, le=16_777_216, description="longest prompt plus output, tokens; unset is the model's limit"
     )
+    native_kernels: bool = Field(
+        default=True, description="on a CPU with bfloat16 units: C kernels, where there is a compiler (cc)"
+    )
     enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of equal prefixes")
     functions: FunctionEntries = Field(
         default=(),

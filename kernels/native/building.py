@@ -8,7 +8,6 @@ import ctypes
 import hashlib
 import logging
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -16,15 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-import torch
-
 from kernels.native.library import NativeKernels
+from kernels.native.toolchain import COMPILERS, cpu_flags, find_compiler, is_supported
 
 logger = logging.getLogger(__name__)
 
 SOURCES = ("decode_attention.c", "layer_parts.c")
 HEADERS = ("vectors.h",)
-COMPILERS = ("cc", "gcc", "clang")
 # No -ffast-math: what is not finite must stay so.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
 COMPILE_SECONDS = 120.0  # a compiler that takes longer is given up
@@ -51,16 +48,11 @@ class NativeBuild:
         try:
             self._kernels = _load(self._cache_dir)
         except (OSError, subprocess.SubprocessError) as error:
-            logger.info("no C kernels, torch's operators are used instead: %s", error)
-
-
-def is_supported() -> bool:
-    """Whether this CPU has what the kernels are made of."""
-    return torch.cpu._is_avx512_bf16_supported()
+            logger.info("no C kernels, torch's own operators are slower: %s", error)
 
 
 def _load(cache_dir: Path) -> NativeKernels:
-    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    compiler = find_compiler()
     if compiler is None:
         raise FileNotFoundError(f"none of the compilers {', '.join(COMPILERS)} is on the path")
     openmp = _loaded_openmp()
@@ -91,14 +83,9 @@ def _digest(compiler: str, openmp: Sequence[str]) -> str:
         digest.update((Path(__file__).parent / name).read_bytes())
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_SECONDS)
     digest.update(version.stdout)
-    digest.update(repr((FLAGS, openmp, _cpu_flags())).encode())
+    # What -march=native depends on: a home folder may be shared by unlike machines.
+    digest.update(repr((FLAGS, openmp, cpu_flags())).encode())
     return digest.hexdigest()[:16]
-
-
-def _cpu_flags() -> str:
-    """Return what -march=native depends on: a home folder may be shared by unlike machines."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line for line in lines if line.startswith("flags")), "")
 
 
 def _loaded_openmp() -> list[str]:

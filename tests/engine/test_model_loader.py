@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
 from engine.attention_layers import UnsupportedModel
-from engine.fused_layer import FusedLayer
+from engine.fused_layer import FusedLayer, NativeLayer
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
-from tests.engine.tiny_configs import SERVED
+from kernels.native.building import NativeBuild
+from kernels.native.toolchain import find_compiler, is_supported
+from tests.engine.tiny_configs import SERVED, SIZES
 from tests.engine.tiny_gguf import TOKENS, write_gguf
 from tests.engine.tiny_models import generate, make_engine, outputs_of, random_model, run
 
+COMPILE_SECONDS = 300.0
 PROMPTS = [[5, 6, 7], list(range(10, 40)), [90]]
 
 
@@ -221,3 +224,22 @@ def test_decoder_layers_are_fused_where_that_changes_nothing(
     layers = load(tmp_path, tmp_path / "cache", dtype).model.model.get_submodule("model.layers")
     assert isinstance(layers, torch.nn.ModuleList)
     assert [isinstance(layer, FusedLayer) for layer in layers] == [is_fused] * len(layers)
+
+
+def test_decoder_layers_get_c_kernels_where_they_fit(tmp_path: Path) -> None:
+    if not is_supported() or find_compiler() is None:
+        pytest.skip("this machine has no AVX-512 bfloat16, or no C compiler")
+    assert NativeBuild(tmp_path / "cache").wait(COMPILE_SECONDS), "loading does not wait so long"
+    fitting = SIZES | {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    configs = {
+        "fits": LlamaConfig(**fitting),
+        "width": LlamaConfig(**(fitting | {"intermediate_size": 40})),
+        "gelu": LlamaConfig(**fitting, hidden_act="gelu"),
+    }
+    found = {}
+    for name, config in configs.items():
+        model = random_model(config).to(torch.bfloat16)  # type: ignore[arg-type]  # nn.Module.to, hidden
+        model.save_pretrained(tmp_path / name)
+        layers = load(tmp_path / name, tmp_path / "cache", torch.bfloat16).model.model.get_submodule("model.layers")
+        found[name] = {type(layer) for layer in layers.children()}
+    assert found == {"fits": {NativeLayer}, "width": {FusedLayer}, "gelu": {FusedLayer}}

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rq.suspension import is_suspended
 
+from kernels.native.toolchain import COMPILERS, find_compiler, is_supported
 from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json
 from worker.cli.queues import opened_queue, queue_name
@@ -79,6 +80,7 @@ def examine(flags: dict[str, Any]) -> Iterator[Check]:
     yield Check("python", Verdict.OK, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     yield from _check_packages()
     yield _check_kernels_package()
+    yield _check_compiler()
     try:
         resolved = resolve_settings(flags)
     except ConfigurationError as error:
@@ -110,6 +112,17 @@ def _check_kernels_package() -> Check:
         return Check("kernels", Verdict.OK, "no other package of that name is installed")
     detail = f"Hugging Face's kernels {version} is installed beside ours: pip uninstall kernels"
     return Check("kernels", Verdict.FAIL, detail, ExitCode.CONFIGURATION)
+
+
+def _check_compiler() -> Check:
+    """A worker on a CPU compiles its kernels."""
+    if not is_supported():
+        return Check("C kernels", Verdict.OK, "this processor has no use for them")
+    compiler = find_compiler()
+    if compiler is None:
+        hint = f"none of {', '.join(COMPILERS)} is on the path: a worker on this CPU runs without them, slower"
+        return Check("C kernels", Verdict.WARN, hint)
+    return Check("C kernels", Verdict.OK, f"a worker on this CPU has them compiled by {compiler}")
 
 
 def _check_data_dir(settings: Settings) -> tuple[Verdict, str]:

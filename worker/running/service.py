@@ -131,12 +131,19 @@ def _load(settings: Settings) -> LoadedModel:
         disable_progress_bar()
     started = time.monotonic()
     try:
-        loaded = load_model(settings.model, dtype=dtype, device=device, cache_dir=settings.data_dir / "models")
+        loaded = load_model(
+            settings.model,
+            dtype=dtype,
+            device=device,
+            cache_dir=settings.data_dir / "models",
+            native_kernels=settings.native_kernels,
+        )
     except ModelNotFound as error:
         raise ConfigurationError(f"model: {error}") from error
     except UnsupportedModel as error:
         raise ConfigurationError(f"model: {settings.model!r} is not supported: {error}") from error
-    logger.info("loaded %s in %s on %s in %.1f s", settings.model, dtype, device, time.monotonic() - started)
+    seconds, kernels = time.monotonic() - started, " with C kernels" if loaded.model.native else ""
+    logger.info("loaded %s in %s on %s%s in %.1f s", settings.model, dtype, device, kernels, seconds)
     return loaded
 
 

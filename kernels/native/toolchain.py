@@ -1,0 +1,27 @@
+"""What the C kernels need of a machine: a processor with the instructions, and a compiler. Imports no torch."""
+
+import shutil
+from pathlib import Path
+
+COMPILERS = ("cc", "gcc", "clang")
+INSTRUCTIONS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def cpu_flags() -> str:
+    """Return the processor's features as Linux lists them; nothing where there is no such list."""
+    try:
+        lines = CPU_INFO.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith("flags")), "")
+
+
+def is_supported() -> bool:
+    """Whether this processor has the instructions."""
+    return frozenset(cpu_flags().split()) >= INSTRUCTIONS
+
+
+def find_compiler() -> str | None:
+    """Return the path of a C compiler."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
