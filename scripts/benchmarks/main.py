@@ -2,6 +2,7 @@
 
 import click
 
+from scripts.benchmarks.claims_bench import claims
 from scripts.benchmarks.engine_bench import engine, run_one
 from scripts.benchmarks.nll_bench import nll
 from scripts.benchmarks.queue_bench import queue
@@ -13,6 +14,7 @@ def main() -> None:
     """Measure Pagemill against its peers."""
 
 
+main.add_command(claims)
 main.add_command(engine)
 main.add_command(nll)
 main.add_command(queue)
