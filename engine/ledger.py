@@ -39,7 +39,8 @@ class EngineAccount:
     cached_block_ns: int = 0  # held by nobody, kept for the prefix cache
     computed_tokens: int = 0  # run through the model
     recomputed_tokens: int = 0  # of those: computed before, and lost
-    rejected_tokens: int = 0  # of those: drafted, and not what came next
+    drafted_tokens: int = 0  # of those: proposed by speculation
+    rejected_tokens: int = 0  # of the drafted ones: not what came next
 
 
 class EngineLedger:
@@ -54,7 +55,8 @@ class EngineLedger:
         self._clock = clock
         self._charged_ns = began_ns = nanoseconds(clock())
         self._request_ns = self._wasted_ns = self._idle_ns = self._loading_ns = self._overhead_ns = 0
-        self._computed_tokens = self._recomputed_tokens = self._rejected_tokens = 0
+        self._computed_tokens = self._recomputed_tokens = 0
+        self._drafted_tokens = self._rejected_tokens = 0
         self.account = EngineAccount(began_ns)
 
     def charge(self, plan: SchedulerOutput) -> None:
@@ -66,6 +68,7 @@ class EngineLedger:
             figures = share.request.figures
             figures.engine_ns += part_ns
             rejected = share.num_rejected_tokens
+            self._drafted_tokens += len(share.draft)
             reached = share.num_computed_tokens + share.num_scheduled_tokens - rejected
             if rejected or share.num_computed_tokens < figures.reached_tokens:
                 self._note_waste(figures, share, rejected, part_ns)
@@ -126,6 +129,7 @@ class EngineLedger:
             cached_block_ns=blocks.cached_ns,
             computed_tokens=self._computed_tokens,
             recomputed_tokens=self._recomputed_tokens,
+            drafted_tokens=self._drafted_tokens,
             rejected_tokens=self._rejected_tokens,
         )
 

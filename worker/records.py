@@ -120,6 +120,8 @@ class JobStats:
     # Had its blocks been reserved for prompt and max_tokens at its admission; None of earlier versions.
     kv_blocks_limit: int | None = None
     kv_block_seconds_limit: float | None = None
+    drafted_tokens: int | None = None  # proposed by speculation and computed; None of earlier versions
+    accepted_tokens: int | None = None  # of those: they became output
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,20 @@ class Settings(BaseModel):
         default=True, description="on a CPU with bfloat16 units: C kernels, where there is a compiler (cc)"
     )
     enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of equal prefixes")
+    speculation: Literal["off", "ngram", "draft"] = Field(
+        default="off",
+        description="what proposes tokens that one step then checks: ngram, the request's own tokens; draft, a smaller "
+        "model; outputs stay the same",
+    )
+    draft_model: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="a smaller model with the same tokenizer, for speculation draft",
+    )
+    max_draft_tokens: int = Field(
+        default=8, ge=1, le=64, description="most tokens proposed for a request in one step; fewer where that pays more"
+    )
     functions: FunctionEntries = Field(
         default=(),
         max_length=256,
@@ -270,6 +284,13 @@ class Settings(BaseModel):
             raise ValueError(
                 f"lease_seconds {self.lease_seconds:g} must be at least twice beat_seconds {self.beat_seconds:g}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _draft_model_drafts(self) -> Self:
+        if (self.speculation == "draft") != (self.draft_model is not None):
+            told = "not set" if self.draft_model is None else repr(self.draft_model)
+            raise ValueError(f"draft_model is {told} and speculation is {self.speculation!r}: one needs the other")
         return self
 
     @model_validator(mode="after")

@@ -49,12 +49,15 @@ class DraftModel:
         self._runner = runner
         self._cache = KVCacheManager(config, model_name, clock)
         self._token_budget = config.token_budget
+        self._max_model_len = config.max_model_len
         self._vocab_size = vocab_size
         self._followers: dict[str, _Follower] = {}
 
     def offer(self, request: Request, most: int) -> Offer | None:
         follower = self._followers.get(request.request_id)
-        return None if follower is not None and follower.is_broken else Offer(most)
+        is_broken = follower is not None and follower.is_broken
+        most = min(most, self._max_model_len - request.num_tokens)
+        return None if is_broken or most < 1 else Offer(most)
 
     def draft(self, wanted: Mapping[str, int], requests: Mapping[str, Request]) -> Drafts:
         followers = [follower for key in wanted if (follower := self._prepare(requests[key], wanted[key])) is not None]

@@ -81,6 +81,7 @@ def engine(
       scripts/bench engine --workload rag --repeats 3
       scripts/bench engine --workload mixed --vllm-python ~/vllm/bin/python
       scripts/bench engine --workload mixed --only pagemill --only pagemill-kv-int8
+      scripts/bench engine --workload summary --requests 2 --only pagemill --only pagemill-ngram
     """
     systems = list(only) or [OURS, STATIC, *([VLLM] if vllm_python else [])]
     if VLLM in systems and vllm_python is None:

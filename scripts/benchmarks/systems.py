@@ -17,12 +17,16 @@ from engine.kv_cache import choose_kv_dtype
 from engine.model_loader import DTYPES, LoadedModel, load_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
+from engine.speculation.prompt_lookup import PromptLookup
+from engine.speculation.speculation import Speculation
+from engine.speculation.speculator import Drafter
 from scripts.benchmarks.workload import WORKLOADS, BenchmarkRequest, encoder
 
 KV_TOKENS = 131_072  # of cache for our engine
 TOKEN_BUDGET = 512
 WARM_UP_TOKENS = 8
 STATIC_BATCH = 32
+MAX_DRAFT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +94,20 @@ def build_workload(name: str, num_requests: int, tokenizer_folder: str) -> list[
     return WORKLOADS[name](encoder(tokenizer), cut, num_requests)
 
 
-def _serve_pagemill(loaded: LoadedModel, requests: Sequence[BenchmarkRequest], kv_dtype: str = "auto") -> Served:
+def _serve_pagemill(
+    loaded: LoadedModel,
+    requests: Sequence[BenchmarkRequest],
+    kv_dtype: str = "auto",
+    make_drafter: Callable[[], Drafter] | None = None,
+) -> Served:
     config = EngineConfig(
         num_blocks=KV_TOKENS // 16, max_model_len=loaded.model.max_model_len, token_budget=TOKEN_BUDGET
     )
     model = loaded.model
     chosen = choose_kv_dtype(kv_dtype, model.dtype, model.head_dim, model.device)
     runner = ModelRunner(model, config.num_blocks, config.block_size, chosen)
-    engine = Engine(config, runner, loaded.identity, lambda token_ids: "")
+    speculation = None if make_drafter is None else Speculation(make_drafter(), MAX_DRAFT_TOKENS)
+    engine = Engine(config, runner, loaded.identity, lambda token_ids: "", speculator=speculation)
     for index, request in enumerate(requests):
         engine.add(str(index), request.prompt, SamplingParams(max_tokens=request.output_tokens, ignore_eos=True))
     finished: dict[str, Request] = {}
@@ -139,5 +149,6 @@ SYSTEMS: Mapping[str, Serve] = {
     "pagemill": _serve_pagemill,
     "pagemill-kv-int8": partial(_serve_pagemill, kv_dtype="int8"),
     "pagemill-kv-fp8": partial(_serve_pagemill, kv_dtype="fp8"),
+    "pagemill-ngram": partial(_serve_pagemill, make_drafter=PromptLookup),
     "transformers-static": _serve_static,
 }

@@ -10,6 +10,7 @@ DOCUMENT_TOKENS = 760
 LONG_DOCUMENT_TOKENS = 7_600  # of a context of 8,192
 REQUESTS_PER_DOCUMENT = 8
 MIXED_TOKENS = (120, 480)  # shortest and longest document of a request in the mixed workload
+QUOTED_TOKENS = 160  # of a text that is to be repeated, and of the output
 OUTPUT_TOKENS = (16, 112)  # shortest and longest output: 64 on average
 QUESTIONS = (
     "Summarise the text in two sentences.",
@@ -75,7 +76,14 @@ def long_workload(encode: Encode, cut: Cut, num_requests: int) -> list[Benchmark
     return rag_workload(encode, cut, num_requests, LONG_DOCUMENT_TOKENS)
 
 
-WORKLOADS = {"rag": rag_workload, "mixed": mixed_workload, "long": long_workload}
+def summary_workload(encode: Encode, cut: Cut, num_requests: int) -> list[BenchmarkRequest]:
+    """Return requests for the very words of a text, as extraction, correction and quoting summaries are."""
+    texts = _documents(num_requests, QUOTED_TOKENS, cut)
+    prompts = [encode(f"Repeat the following text word for word, from its beginning.\n\n{text}") for text in texts]
+    return [BenchmarkRequest(tuple(prompt), QUOTED_TOKENS) for prompt in prompts]
+
+
+WORKLOADS = {"rag": rag_workload, "mixed": mixed_workload, "long": long_workload, "summary": summary_workload}
 
 
 def _documents(count: int, num_tokens: int, cut: Cut) -> Sequence[str]:

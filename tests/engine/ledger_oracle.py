@@ -46,6 +46,7 @@ class LedgerOracle:
         assert sum(each.engine_ns for each in figures) == account.request_ns
         assert sum(each.wasted_ns for each in figures) == account.wasted_ns
         assert sum(each.recomputed_tokens for each in figures) == account.recomputed_tokens
+        assert sum(each.drafted_tokens for each in figures) == account.drafted_tokens
         assert sum(each.drafted_tokens - each.accepted_tokens for each in figures) == account.rejected_tokens
         assert sum(each.computed_tokens for each in figures) == account.computed_tokens
         assert all(0 <= each.wasted_ns <= each.engine_ns for each in figures)

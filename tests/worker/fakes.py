@@ -15,6 +15,7 @@ import redis
 from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
 from engine.scheduler import Sampled, SchedulerOutput
+from engine.speculation.speculator import Speculator
 from worker.jobs import PromptJob
 from worker.running.crash_journal import Journal, JournaledRunner, NoJournal
 from worker.running.flow import Flow, ServedModel
@@ -81,7 +82,7 @@ class ScriptedRunner:
                 if not request.num_output_tokens:
                     self.generations[prompt] += 1
                     self.order.append(prompt)
-                results[request.request_id] = (self._next(prompt, request.num_output_tokens),)
+                results[request.request_id] = self._run_of(prompt, request.num_output_tokens, share.draft)
         return results
 
     def probe(self) -> None:
@@ -91,6 +92,15 @@ class ScriptedRunner:
 
     def scrub(self, block_ids: list[int]) -> None:
         pass
+
+    def _run_of(self, prompt: str, position: int, draft: Sequence[int]) -> tuple[int, ...]:
+        """Return the next token, and one more for each drafted token that is right."""
+        tokens = [self._next(prompt, position)]
+        for drafted in draft:
+            if drafted != tokens[-1]:
+                break
+            tokens.append(self._next(prompt, position + len(tokens)))
+        return tuple(tokens)
 
     def _next(self, prompt: str, position: int) -> int:
         if prompt.startswith(ENDLESS):
@@ -109,11 +119,12 @@ def make_flow(
     decode: Callable[[Sequence[int]], str] = decode,
     config: EngineConfig = CONFIG,
     journal: Journal | None = None,
+    speculator: Speculator | None = None,
     **settings: Any,
 ) -> Flow:
     """Return a worker that has not started. `settings` are those of `worker.settings`."""
     journal = journal or NoJournal()
-    engine = Engine(config, JournaledRunner(runner or ScriptedRunner(), journal), MODEL, decode)
+    engine = Engine(config, JournaledRunner(runner or ScriptedRunner(), journal), MODEL, decode, speculator=speculator)
     served = frozenset({MODEL.name})
     model = ServedModel(engine, encode, lambda job: None, decode, served, BYTES_PER_BLOCK, lambda: 1 << 20)
     record = WorkerRecord(

@@ -72,6 +72,8 @@ def test_figures_of_jobs_that_ran(connection: redis.Redis, sqlite_store: JobStor
         "pagemill_request_prompt_tokens_sum": 6,
         "pagemill_claims_total": 3,
         "pagemill_healthy": 1,
+        "pagemill_spec_decode_num_draft_tokens_total": 0,
+        "pagemill_spec_decode_num_accepted_tokens_total": 0,
     }
     assert {name: found[name, ()] for name in expected} == expected
     assert found["pagemill_request_success_total", (("finished_reason", "stop"),)] == 2

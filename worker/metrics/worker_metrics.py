@@ -76,6 +76,10 @@ class WorkerMetrics:
         yield counter("pagemill_computed_tokens", "Tokens run through the model", status.computed_tokens)
         yield counter("pagemill_engine_steps", "Steps of the engine", status.steps)
         account = self._engine.ledger.account
+        drafted = account.drafted_tokens
+        yield counter("pagemill_spec_decode_num_draft_tokens", "Tokens proposed by speculation and computed", drafted)
+        accepted = drafted - account.rejected_tokens
+        yield counter("pagemill_spec_decode_num_accepted_tokens", "Of those, the ones that became output", accepted)
         seconds = CounterMetricFamily(
             "pagemill_engine_seconds", "The engine's time, by what it went to; all of it", labels=["spent_on"]
         )

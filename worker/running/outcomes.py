@@ -176,6 +176,8 @@ class OutcomeBuilder:
             memory_peak_bytes=self._peak_memory_bytes(),
             kv_blocks_limit=blocks_limit,
             kv_block_seconds_limit=blocks_limit * (figures.finished_at - admitted_at),
+            drafted_tokens=figures.drafted_tokens,
+            accepted_tokens=figures.accepted_tokens,
         )
 
 

@@ -31,6 +31,7 @@ from worker.running.failing_runner import FailingRunner
 from worker.running.failpoints import Point, parse_faults
 from worker.running.flow import Flow, ServedModel
 from worker.running.process_start import process_start
+from worker.running.speculating import check_vocabularies, speculation
 from worker.running.tokenizing import Tokenizer
 from worker.settings_model import Settings
 from worker.sql import schema
@@ -77,15 +78,24 @@ def _build_flow(
     journal: Journal,
     began: float,
 ) -> Flow:
-    loaded = _load(settings)
-    config = _engine_config(settings, loaded)
+    loaded = _load(settings, "model", settings.model)
+    draft = None if settings.draft_model is None else _load(settings, "draft_model", settings.draft_model)
+    if draft is not None:
+        check_vocabularies(draft, loaded)
+    config = _engine_config(settings, loaded, draft)
     name = short_name(loaded.identity.name)
     tokenizer = Tokenizer(loaded.folder)
     kv_dtype = _kv_dtype(settings, loaded)
     runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype)
     device, bytes_per_block = loaded.model.device, runner.cache.shape.bytes_per_block
     model = ServedModel(
-        engine=Engine(config, _runner(settings, runner, tokenizer, journal), loaded.identity, tokenizer.decode),
+        engine=Engine(
+            config,
+            _runner(settings, runner, tokenizer, journal),
+            loaded.identity,
+            tokenizer.decode,
+            speculator=speculation(settings, config, loaded, draft, lambda runner: JournaledRunner(runner, journal)),
+        ),
         encode=tokenizer.encode,
         compile_grammar=tokenizer.grammars(loaded.identity.vocab_size, loaded.identity.stop_token_ids).compile,
         decode=tokenizer.decode,
@@ -122,8 +132,9 @@ def _runner(settings: Settings, runner: ModelRunner, tokenizer: Tokenizer, journ
     return JournaledRunner(FailingRunner(runner, faults, tokenizer.decode) if is_to_fail else runner, journal)
 
 
-def _load(settings: Settings) -> LoadedModel:
-    if settings.model is None:
+def _load(settings: Settings, field: str, source: str | None) -> LoadedModel:
+    """Load the model that a setting names. Raises ConfigurationError."""
+    if source is None:
         raise ConfigurationError("model: is not set; name a hub id, a local folder or a GGUF file (PAGEMILL_MODEL)")
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
@@ -132,18 +143,18 @@ def _load(settings: Settings) -> LoadedModel:
     started = time.monotonic()
     try:
         loaded = load_model(
-            settings.model,
+            source,
             dtype=dtype,
             device=device,
             cache_dir=settings.data_dir / "models",
             native_kernels=settings.native_kernels,
         )
     except ModelNotFound as error:
-        raise ConfigurationError(f"model: {error}") from error
+        raise ConfigurationError(f"{field}: {error}") from error
     except UnsupportedModel as error:
-        raise ConfigurationError(f"model: {settings.model!r} is not supported: {error}") from error
+        raise ConfigurationError(f"{field}: {source!r} is not supported: {error}") from error
     seconds, kernels = time.monotonic() - started, " with C kernels" if loaded.model.native else ""
-    logger.info("loaded %s in %s on %s%s in %.1f s", settings.model, dtype, device, kernels, seconds)
+    logger.info("loaded %s in %s on %s%s in %.1f s", source, dtype, device, kernels, seconds)
     return loaded
 
 
@@ -155,11 +166,15 @@ def _kv_dtype(settings: Settings, loaded: LoadedModel) -> torch.dtype:
         raise ConfigurationError(f"kv_dtype: {error}") from error
 
 
-def _engine_config(settings: Settings, loaded: LoadedModel) -> EngineConfig:
-    """Size the engine. Raises ConfigurationError when the KV cache could not hold a single sequence's start."""
+def _engine_config(settings: Settings, loaded: LoadedModel, draft: LoadedModel | None) -> EngineConfig:
+    """Size the engine; a draft model's KV cache has as many blocks.
+
+    Raises ConfigurationError when the KV cache could not hold a single sequence's start."""
     model = loaded.model
     max_model_len = min(settings.max_model_len or model.max_model_len, model.max_model_len)
     bytes_per_block = model.kv_shape(settings.block_size, _kv_dtype(settings, loaded)).bytes_per_block
+    if draft is not None:
+        bytes_per_block += draft.model.kv_shape(settings.block_size).bytes_per_block
     kv_bytes = settings.kv_memory_bytes or spare_kv_bytes(model.device)
     # More than every sequence at its longest would never be used.
     most = settings.max_num_seqs * -(-max_model_len // settings.block_size)

@@ -27,6 +27,11 @@ class Tokenizer:
         """Return the compiler of grammars over this tokenizer's tokens."""
         return Grammars(self._encoder, vocab_size, stop_token_ids)
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return the id of each token, special ones included."""
+        vocabulary: dict[str, int] = self._encoder.get_vocab()
+        return vocabulary
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._encoder.chat_template)

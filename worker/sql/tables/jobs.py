@@ -133,6 +133,8 @@ class JobStatsRow(Base):
     memory_peak_bytes: Mapped[int]
     kv_blocks_limit: Mapped[int | None]
     kv_block_seconds_limit: Mapped[float | None]
+    drafted_tokens: Mapped[int | None]
+    accepted_tokens: Mapped[int | None]
 
 
 class WorkerRow(Base):

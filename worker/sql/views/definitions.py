@@ -101,6 +101,8 @@ SELECT
     job_stats.kv_block_seconds,
     job_stats.kv_blocks_limit,
     job_stats.kv_block_seconds_limit,
+    job_stats.drafted_tokens,
+    job_stats.accepted_tokens,
     job_stats.memory_peak_bytes,
     latest.kv_block_seconds_share,
     latest.worker_name,
