@@ -17,6 +17,8 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks)
         self.block_ledger = BlockLedger(config.num_blocks, nanoseconds(clock()))
         self._block_size = config.block_size
+        self._window = config.window
+        self._most_blocks = config.most_blocks
         self._caching = config.enable_prefix_caching
         self._model_name = model_name
         self._clock = clock
@@ -29,15 +31,16 @@ class KVCacheManager:
         request of its group holds of the prompt is a hit too, the partly filled block at its end included.
         Returns False, with nothing changed, when there is no room.
         """
-        hits = self._match_prefix(request)
-        num_hit = len(hits) * self._block_size
+        hits, num_hit = self._match_prefix(request)
         shared = shared_prompt(request)
         if shared is not None and shared.num_tokens > num_hit:
-            hits, num_hit = self._leading_blocks(shared.holder, shared.num_tokens), shared.num_tokens
-        num_blocks = -(-request.num_tokens // self._block_size)
+            found = self._held_for(shared.holder, shared.num_tokens)
+            hits, num_hit = (hits, num_hit) if found is None else (found, shared.num_tokens)
+        num_slid = -(-num_hit // self._block_size) - len(hits)
+        num_blocks = min(-(-request.num_tokens // self._block_size) - num_slid, self._most_blocks)
         num_copied = num_hit % self._block_size > 0  # a partly filled block is copied before it is written to
-        num_taken = num_blocks - len(hits) + num_copied + sum(self.pool.is_free(block_id) for block_id in hits)
-        if num_taken > self.pool.num_free:
+        num_free_hits = sum(self.pool.is_free(block_id) for block_id in hits)
+        if max(0, num_blocks - len(hits)) + num_copied + num_free_hits > self.pool.num_free:
             return False
         self._reuse(request, hits, num_hit)
         return True
@@ -45,11 +48,15 @@ class KVCacheManager:
     def fork(self, holder: Request, request: Request) -> None:
         """Give a request without blocks those that hold its prompt in `holder`; it takes no block of its own yet."""
         num_tokens = min(request.num_prompt_tokens, request.num_tokens - 1)
-        self._reuse(request, self._leading_blocks(holder, num_tokens), num_tokens)
+        block_ids = self._held_for(holder, num_tokens)
+        assert block_ids is not None, "a prompt just computed has not slid out"
+        self._reuse(request, block_ids, num_tokens)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Extend the block table to hold `num_tokens` tokens, and put a copy in the place of the block that is written
-        to next where others read that too; see `take_copies`. Returns False, with nothing changed, without room."""
+        to next where others read that too; see `take_copies`. Gives back what slid out of the window. Returns False,
+        with nothing else changed, without room."""
+        self._slide(request)
         num_own = len(request.block_ids)
         missing = -(-num_tokens // self._block_size) - num_own
         written = request.num_computed_tokens // self._block_size
@@ -99,11 +106,13 @@ class KVCacheManager:
     def release(self, request: Request) -> None:
         """Give all blocks back; their content stays reusable until it is overwritten."""
         self._account(request)
-        self.block_ledger.give_back(request, request.block_ids)
-        self.pool.release(request.block_ids)
+        held = request.held_block_ids
+        self.block_ledger.give_back(request, held)
+        self.pool.release(held)
         if request.group is not None:
-            request.group.figures.give_back(request.block_ids, self._clock())
+            request.group.figures.give_back(held, self._clock())
         request.block_ids.clear()
+        request.num_slid_blocks = 0
         request.num_cached_blocks = 0
         request.num_computed_tokens = 0
 
@@ -114,19 +123,47 @@ class KVCacheManager:
 
     def settle(self, request: Request) -> None:
         """Bring a request's share of block time up to the last `advance`; it goes on holding its blocks."""
-        self.block_ledger.settle(request, request.block_ids)
+        self.block_ledger.settle(request, request.held_block_ids)
 
     def advance(self, now_ns: int) -> None:
         """Bring the account of all blocks up to now; before anything changes who holds what, or what is cached."""
         self.block_ledger.advance(now_ns, self.pool.num_reusable)
 
-    def _leading_blocks(self, holder: Request, num_tokens: int) -> list[int]:
-        return holder.block_ids[: -(-num_tokens // self._block_size)]
+    def _num_slid(self, num_computed_tokens: int) -> int:
+        """Return how many leading blocks no token behind the computed ones sees."""
+        if self._window is None:
+            return 0
+        return max(0, num_computed_tokens - self._window + 1) // self._block_size
+
+    def _slide(self, request: Request) -> None:
+        """Give back the blocks that slid out of the window; their content stays reusable."""
+        num_slid = self._num_slid(request.num_computed_tokens)
+        gone = request.block_ids[request.num_slid_blocks : num_slid]
+        if not gone:
+            return
+        self._account(request)
+        for block_id in gone:
+            self.block_ledger.let_go(request, block_id)
+        self.pool.release(gone)
+        if request.group is not None:
+            request.group.figures.give_back(gone, self._clock())
+        request.block_ids[request.num_slid_blocks : num_slid] = [0] * len(gone)
+        request.num_slid_blocks = num_slid
+
+    def _held_for(self, holder: Request, num_tokens: int) -> list[int] | None:
+        """Return the holder's blocks that a token behind its first `num_tokens` sees; None where one has slid out."""
+        first = self._num_slid(num_tokens)
+        if first < holder.num_slid_blocks:
+            return None
+        return holder.block_ids[first : -(-num_tokens // self._block_size)]
 
     def _reuse(self, request: Request, block_ids: list[int], num_tokens: int) -> None:
-        """Let a request without blocks hold these, which have the KV of its first `num_tokens` tokens."""
+        """Let a request without blocks hold these, which have the KV of its first `num_tokens` tokens, but for what
+        slid out of the window."""
         self._account(request)
         self.pool.share(block_ids)
+        request.num_slid_blocks = -(-num_tokens // self._block_size) - len(block_ids)
+        request.block_ids.extend([0] * request.num_slid_blocks)
         self._take(request, block_ids)
         request.num_cached_blocks = num_tokens // self._block_size
         request.num_computed_tokens = num_tokens
@@ -135,7 +172,7 @@ class KVCacheManager:
         """Put blocks that a request has a reference to at the end of its table."""
         self.block_ledger.take(request, block_ids)
         request.block_ids.extend(block_ids)
-        request.figures.kv_blocks_peak = max(request.figures.kv_blocks_peak, len(request.block_ids))
+        request.figures.kv_blocks_peak = max(request.figures.kv_blocks_peak, request.num_held_blocks)
         if request.group is not None:
             request.group.figures.take(block_ids, self._clock())
 
@@ -151,10 +188,13 @@ class KVCacheManager:
             request.group.figures.give_back((original,), self._clock())
         self._copies.append(BlockCopy(original, copy))
 
-    def _match_prefix(self, request: Request) -> list[int]:
+    def _match_prefix(self, request: Request) -> tuple[list[int], int]:
+        """Return the blocks to reuse and the number of tokens hit. Of a window's, nothing before it need be there."""
         if not self._caching:
-            return []
+            return [], 0
         num_full = (request.num_tokens - 1) // self._block_size
+        if self._window is not None:
+            return self._match_window(request, num_full)
         hits: list[int] = []
         for index in range(num_full):
             self._extend_hashes(request, index + 1)
@@ -162,7 +202,22 @@ class KVCacheManager:
             if block_id is None:
                 break
             hits.append(block_id)
-        return hits
+        return hits, len(hits) * self._block_size
+
+    def _match_window(self, request: Request, num_full: int) -> tuple[list[int], int]:
+        """Return the last run of cached blocks that is as long as what the token behind it sees of them."""
+        self._extend_hashes(request, num_full)
+        stop = num_full
+        hits: list[int] = []  # blocks before `stop`, the last first
+        for index in range(num_full - 1, -1, -1):
+            if len(hits) == stop - self._num_slid(stop * self._block_size):
+                break
+            block_id = self.pool.find(request.block_hashes[index])
+            if block_id is None:
+                stop, hits = index, []
+            else:
+                hits.append(block_id)
+        return hits[::-1], stop * self._block_size
 
     def _extend_hashes(self, request: Request, num_full: int) -> None:
         """Hash known blocks up to `num_full`, each once in a request's life."""
@@ -174,7 +229,7 @@ class KVCacheManager:
     def _account(self, request: Request) -> None:
         """Add the blocks held since the last change to the request's block-seconds, and all blocks' times."""
         now, figures = self._clock(), request.figures
-        figures.kv_block_seconds += len(request.block_ids) * (now - figures.blocks_changed_at)
+        figures.kv_block_seconds += request.num_held_blocks * (now - figures.blocks_changed_at)
         figures.blocks_changed_at = now
         self.advance(nanoseconds(now))
 
@@ -182,7 +237,9 @@ class KVCacheManager:
         """Raise AssertionError unless the pool agrees with the requests' block tables and these with their tokens."""
         tables = []
         for request in requests:
-            tables.append(request.block_ids)
+            tables.append(request.held_block_ids)
+            num_slid = self._num_slid(request.num_computed_tokens)
+            assert request.num_slid_blocks <= num_slid, "a block within the window was given back"
             assert len(request.block_ids) * self._block_size >= request.num_computed_tokens, "computed beyond blocks"
             assert request.num_computed_tokens <= request.num_tokens, "more computed than known"
         self.pool.check_integrity(tables)

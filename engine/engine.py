@@ -300,4 +300,4 @@ class Engine:
 
 
 def _blocks_of(requests: Iterable[Request]) -> list[int]:
-    return sorted({block_id for request in requests for block_id in request.block_ids})
+    return sorted({block_id for request in requests for block_id in request.held_block_ids})

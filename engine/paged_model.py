@@ -152,6 +152,12 @@ class PagedModel:
         """Elements of its widest keys."""
         return max(layer.head_dim for layer in self.layers)
 
+    @property
+    def window(self) -> int | None:
+        """Tokens that its farthest-seeing layer sees; None where one sees all."""
+        windows = [layer.window for layer in self.layers if layer.window is not None]
+        return max(windows) if len(windows) == len(self.layers) else None
+
     def kv_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> KVShape:
         """Return the shape of a cache of `kv_dtype`, the model's type where that is None."""
         return KVShape(self.layers, block_size, kv_dtype or self.dtype)

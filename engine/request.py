@@ -186,7 +186,8 @@ class Request:
     figures: RequestFigures
     state: RequestState = RequestState.WAITING
     num_computed_tokens: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)  # by position; 0 where a block slid out of the window
+    num_slid_blocks: int = 0  # leading ones that slid out, and are held no more
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as needed
     num_cached_blocks: int = 0  # leading blocks already offered to the prefix cache
     grammar: Grammar | None = None
@@ -202,6 +203,15 @@ class Request:
     def has_prompt(self) -> bool:
         """Whether it holds the KV of its whole prompt."""
         return self.num_computed_tokens >= self.num_prompt_tokens
+
+    @property
+    def held_block_ids(self) -> list[int]:
+        """The blocks that it holds, in order."""
+        return self.block_ids[self.num_slid_blocks :]
+
+    @property
+    def num_held_blocks(self) -> int:
+        return len(self.block_ids) - self.num_slid_blocks
 
     @property
     def num_tokens(self) -> int:

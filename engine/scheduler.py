@@ -123,7 +123,7 @@ class Scheduler:
                 f"prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.params.max_tokens}: "
                 f"together {worst}, above the context length of {self._config.max_model_len}",
             )
-        if worst > self._config.kv_capacity_tokens:
+        if worst > self._config.longest_sequence:
             raise RequestError(
                 "kv_capacity",
                 f"prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.params.max_tokens}: "
@@ -266,8 +266,8 @@ class Scheduler:
             result = results.get(request.request_id)
             if isinstance(result, RequestError):
                 request.may_draft = request.may_draft and not share.draft
-                is_first = failed_blocks.isdisjoint(request.block_ids)
-                failed_blocks.update(request.block_ids)
+                is_first = failed_blocks.isdisjoint(request.held_block_ids)
+                failed_blocks.update(request.held_block_ids)
                 if is_first and not share.draft:
                     self.fail(request, result)
                     finished.append(request)
@@ -280,7 +280,7 @@ class Scheduler:
                 finished.append(request)
         for request in reversed(doubtful):
             # It may only have read what another failing request wrote in this step: it starts over, without that.
-            self.cache.pool.forget(request.block_ids)
+            self.cache.pool.forget(request.held_block_ids)
             self._preempt(request)
         return finished
 
@@ -319,7 +319,7 @@ class Scheduler:
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with an error; the content of its blocks is not reused."""
         request.error = error
-        self.cache.pool.forget(request.block_ids)
+        self.cache.pool.forget(request.held_block_ids)
         self._finish(request, FinishReason.ERROR)
 
     def restart(self) -> None:

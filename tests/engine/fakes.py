@@ -74,7 +74,8 @@ class FakeRunner:
             if None in read:
                 results[share.request.request_id] = RequestError("numerical_error", "not finite")
             elif share.samples:
-                results[share.request.request_id] = _accepted([token for token in read if token is not None], share)
+                finite = [token for token in read if token is not None]
+                results[share.request.request_id] = self._accepted(finite, share)
         return results
 
     def probe(self) -> None:
@@ -98,28 +99,42 @@ class FakeRunner:
     def _write(self, share: ScheduledRequest) -> None:
         request, start = share.request, share.num_computed_tokens
         stop = start + share.num_scheduled_tokens
-        finite = all(self.slots[self._slot(request, position)] is not None for position in range(start))
+        seen = range(self._first_read(share), start)
+        finite = all(self.slots[self._slot(request, position)] is not None for position in seen)
         token_ids = [*request.token_ids[start : stop - len(share.draft)], *share.draft]
         finite = finite and NAN_TOKEN not in token_ids
         for position, token in zip(range(start, stop), token_ids, strict=True):
             self.slots[self._slot(request, position)] = token if finite else None
 
+    def _first_read(self, share: ScheduledRequest) -> int:
+        """Return the first position of the first block that the step's first token sees."""
+        if self.config.window is None:
+            return 0
+        size = self.config.block_size
+        return max(0, share.num_computed_tokens - self.config.window + 1) // size * size
+
     def _read(self, share: ScheduledRequest) -> list[int | None]:
         size = self.config.block_size
         num_blocks = -(-(share.num_computed_tokens + share.num_scheduled_tokens) // size)
-        return [self.slots[self._slot(share.request, position)] for position in range(num_blocks * size)]
+        seen = range(self._first_read(share), num_blocks * size)
+        return [self.slots[self._slot(share.request, position)] for position in seen]
+
+    def _accepted(self, read: Sequence[int], share: ScheduledRequest) -> tuple[int, ...]:
+        """Return a share's next tokens, given what its table's blocks hold from its first block that is seen on."""
+        stop = share.num_computed_tokens + share.num_known_tokens - self._first_read(share)
+        seed, window = share.request.params.seed, self.config.window
+        tokens = [next_token(visible(read[:stop], window), seed)]
+        for drafted in share.draft:
+            if drafted != tokens[-1]:
+                break
+            stop += 1
+            tokens.append(next_token(visible(read[:stop], window), seed))
+        return tuple(tokens)
 
 
-def _accepted(read: Sequence[int], share: ScheduledRequest) -> tuple[int, ...]:
-    """Return a share's next tokens, given all that its table's blocks hold."""
-    stop = share.num_computed_tokens + share.num_known_tokens
-    tokens = [next_token(read[:stop], share.request.params.seed)]
-    for drafted in share.draft:
-        if drafted != tokens[-1]:
-            break
-        stop += 1
-        tokens.append(next_token(read[:stop], share.request.params.seed))
-    return tuple(tokens)
+def visible(context: Sequence[int], window: int | None) -> Sequence[int]:
+    """Return what the newest token sees."""
+    return context if window is None else context[-window:]
 
 
 def next_token(context: Sequence[int], seed: int = 0) -> int:
@@ -132,7 +147,9 @@ def detokenize(token_ids: Sequence[int]) -> str:
     return "".join(TOKEN_TEXTS[token] for token in token_ids)
 
 
-def generate_alone(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], FinishReason]:
+def generate_alone(
+    prompt: Sequence[int], params: SamplingParams, window: int | None = None
+) -> tuple[list[int], FinishReason]:
     """Return what a request must produce, computed without blocks, batches or the code under test."""
     if NAN_TOKEN in prompt:
         return [], FinishReason.ERROR
@@ -140,7 +157,7 @@ def generate_alone(prompt: Sequence[int], params: SamplingParams) -> tuple[list[
     output: list[int] = []
     while True:
         old_length = len(detokenize(output))
-        output.append(next_token([*prompt, *output], params.seed))
+        output.append(next_token(visible([*prompt, *output], window), params.seed))
         text = detokenize(output)
         if len(output) >= params.min_tokens:
             if output[-1] in stop_ids:
@@ -151,7 +168,7 @@ def generate_alone(prompt: Sequence[int], params: SamplingParams) -> tuple[list[
             return output, FinishReason.LENGTH
 
 
-def make_config(**changes: int | bool) -> EngineConfig:
+def make_config(**changes: int | bool | None) -> EngineConfig:
     """Return a small configuration."""
     values: dict[str, Any] = {
         "num_blocks": 32,
@@ -245,7 +262,7 @@ class Harness:
         assert (status.num_waiting, status.num_running, status.blocks_held) == (0, 0, 0)
 
 
-def make_harness(**changes: int | bool) -> Harness:
+def make_harness(**changes: int | bool | None) -> Harness:
     """Return an engine with a small configuration."""
     return Harness(make_config(**changes))
 
@@ -273,7 +290,7 @@ def make_request(
     )
 
 
-def assert_as_alone(request: Request) -> None:
+def assert_as_alone(request: Request, window: int | None = None) -> None:
     """A finished request's output and reason are those it has when it runs alone."""
     prompt = request.token_ids[: request.num_prompt_tokens]
-    assert (request.output_token_ids, request.finish_reason) == generate_alone(prompt, request.params)
+    assert (request.output_token_ids, request.finish_reason) == generate_alone(prompt, request.params, window)

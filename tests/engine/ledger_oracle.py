@@ -28,11 +28,11 @@ class LedgerOracle:
         clock.now += seconds
         passed = nanoseconds(clock.now) - before
         holding = [request for request in self.requests if request.block_ids]
-        holders = Counter(block_id for request in holding for block_id in request.block_ids)
+        holders = Counter(block_id for request in holding for block_id in request.held_block_ids)
         self.held_ns += passed * len(holders)
         self.cached_ns += passed * pool.num_reusable
         for request in holding:
-            part = sum((Fraction(passed, holders[block_id]) for block_id in request.block_ids), Fraction())
+            part = sum((Fraction(passed, holders[block_id]) for block_id in request.held_block_ids), Fraction())
             self.shares[request.request_id] = self.shares.get(request.request_id, Fraction()) + part
 
     def check(self) -> None:

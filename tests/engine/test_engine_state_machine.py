@@ -55,6 +55,7 @@ class EngineMachine(RuleBasedStateMachine):
         spare_budget=st.integers(0, 12),
         caching=st.sampled_from((True, True, True, False)),
         drafts=st.sampled_from((None, 1, 2, 3)),
+        window=st.sampled_from((None, None, 1, 3, 8)),
     )
     def start(
         self,
@@ -64,6 +65,7 @@ class EngineMachine(RuleBasedStateMachine):
         spare_budget: int,
         caching: bool,
         drafts: int | None,
+        window: int | None,
     ) -> None:
         self.harness = Harness(
             make_config(
@@ -72,6 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
                 max_num_seqs=max_num_seqs,
                 token_budget=max_num_seqs + spare_budget,
                 enable_prefix_caching=caching,
+                window=window,
             ),
             None if drafts is None else RandomDrafts(drafts),
         )
@@ -95,8 +98,7 @@ class EngineMachine(RuleBasedStateMachine):
         request_id = str(self.num_added)
         self.num_added += 1
         config = self.harness.config
-        most = min(config.max_model_len, config.kv_capacity_tokens)
-        if prompt and len(prompt) + params.max_tokens <= most:
+        if prompt and len(prompt) + params.max_tokens <= config.longest_sequence:
             self.unfinished[request_id] = self.harness.add(request_id, prompt, params, tenant)
             self.oracle.requests.append(self.unfinished[request_id])
             return
@@ -114,7 +116,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_added += 1
         prompt, config = [*prefix, *suffix], self.harness.config
         worst = len(prompt) + max(params.max_tokens for params in outputs)
-        if prompt and worst <= min(config.max_model_len, config.kv_capacity_tokens):
+        if prompt and worst <= config.longest_sequence:
             requests = self.harness.engine.add_group(request_id, prompt, [Output(params) for params in outputs])
             assert [request.params for request in requests] == outputs
             self.unfinished |= {request.request_id: request for request in requests}
@@ -155,7 +157,9 @@ class EngineMachine(RuleBasedStateMachine):
         request = self.unfinished.pop(request_id)
         assert self.harness.engine.abort(request_id) is request
         assert request.finish_reason is FinishReason.CANCELLED
-        alone, _ = generate_alone(request.token_ids[: request.num_prompt_tokens], request.params)
+        alone, _ = generate_alone(
+            request.token_ids[: request.num_prompt_tokens], request.params, self.harness.config.window
+        )
         assert alone[: request.num_output_tokens] == request.output_token_ids
 
     @rule()
@@ -171,7 +175,7 @@ class EngineMachine(RuleBasedStateMachine):
     def check_finished(self, request: Request) -> None:
         assert request.state is RequestState.FINISHED
         assert request.block_ids == []
-        assert_as_alone(request)
+        assert_as_alone(request, self.harness.config.window)
         figures = request.figures
         assert len(figures.token_times) == request.num_output_tokens
         assert figures.admitted_at is not None
@@ -194,7 +198,7 @@ class EngineMachine(RuleBasedStateMachine):
         for requests in self.groups:
             group = requests[0].group
             assert group is not None
-            held = Counter(block_id for request in requests for block_id in request.block_ids)
+            held = Counter(block_id for request in requests for block_id in request.held_block_ids)
             assert group.figures.holders == held
             assert len(held) <= group.figures.kv_blocks_peak or not held
 

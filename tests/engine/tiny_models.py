@@ -46,7 +46,7 @@ def make_engine(
     loaded: LoadedModel,
     kv_dtype: torch.dtype | None = None,
     speculator: Speculator | None = None,
-    **changes: int | bool,
+    **changes: int | bool | None,
 ) -> Engine:
     """Return an engine on a loaded model, with blocks of four tokens unless changed."""
     config = make_config(loaded, **changes)
@@ -54,11 +54,12 @@ def make_engine(
     return Engine(config, runner, loaded.identity, lambda token_ids: "", speculator=speculator)
 
 
-def make_config(loaded: LoadedModel, **changes: int | bool) -> EngineConfig:
+def make_config(loaded: LoadedModel, **changes: int | bool | None) -> EngineConfig:
     values: dict[str, Any] = {
         "num_blocks": 300,
         "max_model_len": loaded.model.max_model_len,
         "block_size": 4,
+        "window": loaded.model.window,
         "token_budget": 512,
     }
     return EngineConfig(**(values | changes))

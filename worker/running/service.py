@@ -190,6 +190,7 @@ def _engine_config(settings: Settings, loaded: LoadedModel, draft: LoadedModel |
             max_num_seqs=settings.max_num_seqs,
             token_budget=settings.token_budget or max(budget, settings.max_num_seqs),
             enable_prefix_caching=settings.enable_prefix_caching,
+            window=model.window,
         )
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
