@@ -14,6 +14,7 @@ from engine.grammar import Grammar
 from engine.request import Request, RequestError, RequestState, SamplingParams
 
 MAX_OUTPUTS = 16  # of one prompt
+ID_SEPARATOR = "#"  # between a prompt's id, which must not have it, and an output's index
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,12 @@ def check_outputs(outputs: Sequence[Output]) -> None:
 
 def request_id_of_output(request_id: str, index: int) -> str:
     """Return the id of one of a prompt's outputs; the first has the prompt's own."""
-    return request_id if index == 0 else f"{request_id}#{index}"
+    return request_id if index == 0 else f"{request_id}{ID_SEPARATOR}{index}"
+
+
+def prompt_id_of(request_id: str) -> str:
+    """Return the id that a request was added by, alone or with others of its prompt."""
+    return request_id.partition(ID_SEPARATOR)[0]
 
 
 def seed_of_output(seed: int, index: int) -> int:

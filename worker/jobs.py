@@ -33,6 +33,7 @@ MAX_METADATA_ENTRIES = 16
 MAX_SEED = 2**63 - 1
 MAX_RETRIES = 20
 MAX_INPUTS = 64
+MAX_OUTPUTS = 16  # of one prompt; the engine's limit too
 
 _PLAIN_NAME = re.compile(r"[\w\[\]-]{1,64}", re.ASCII)
 
@@ -66,6 +67,8 @@ class PromptJob(BaseModel):
     `max_retries` None leaves it to RQ's Retry, if the job was enqueued with one, and to the worker's default.
     A job that has not ended by its `deadline` fails then, its output so far kept.
     `max_tokens` None is as much as fits: what the prompt leaves of the worker's context.
+    `n` outputs are generated from the one prompt, each with a seed of its own; with `best_of`, so many are, and the `n`
+    whose tokens were likeliest on average are kept, the best first.
     `inputs` are the ids of other jobs of its tenant, which it waits for: the output of each takes the place of the text
     `{output:ID}` in the prompt or the messages.
     """
@@ -101,6 +104,8 @@ class PromptJob(BaseModel):
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
     return_token_ids: bool = False
+    n: int = Field(default=1, ge=1, le=MAX_OUTPUTS)
+    best_of: int | None = Field(default=None, ge=1, le=MAX_OUTPUTS)
     response_format: ResponseFormat | None = None
     regex: GrammarText | None = None
     grammar: GrammarText | None = None  # llguidance's kind of Lark
@@ -163,6 +168,8 @@ class PromptJob(BaseModel):
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs {self.top_logprobs} needs logprobs to be true")
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of {self.best_of} is below n, which is {self.n}")
         return self
 
     @model_validator(mode="after")
@@ -183,6 +190,11 @@ class PromptJob(BaseModel):
             if not any(output_marker(job_id) in text for text in texts):
                 raise ValueError(f"inputs names the job {job_id}, but no text says {output_marker(job_id)}")
         return self
+
+
+def num_outputs(job: PromptJob) -> int:
+    """Return how many outputs are generated for a job."""
+    return job.n if job.best_of is None else job.best_of
 
 
 def output_marker(job_id: str) -> str:

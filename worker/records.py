@@ -154,6 +154,17 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a job's outputs. The first of them, index 0, is the job's own `text`."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    logprobs: list[dict[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of one attempt, ready to be committed and acknowledged. One with a `retry`, which is FAILED or REQUEUED,
     is not the end of its job."""
@@ -165,10 +176,11 @@ class Outcome:
     token_ids: tuple[int, ...]
     finish_reason: str | None  # stop, stop_string, length, cancelled, deadline
     prompt_tokens: int
-    completion_tokens: int
+    completion_tokens: int  # of all outputs that were generated, those that `best_of` did not keep included
     error_code: str | None
     error_message: str | None
     stats: JobStats | None
     retry: Retry | None = None
     logprobs: list[dict[str, Any]] | None = None  # an object an output token; of a job that asked for them
+    choices: tuple[Choice, ...] = ()  # the outputs beside the first
     usage: AttemptUsage = field(default_factory=AttemptUsage)

@@ -91,6 +91,25 @@ def test_messages_as_clients_write_them() -> None:
     ]
 
 
+def test_several_outputs() -> None:
+    assert chat(n=3)["n"] == 3
+    assert {name: text(n=2, best_of=4)[name] for name in ("n", "best_of")} == {"n": 2, "best_of": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of: 2 is below n, which is 3"),
+        ({"best_of": 17}, "best_of: Input should be less than or equal to 16, got 17"),
+        ({"best_of": 2, "stream": True}, "2 is not supported with stream: which outputs are best"),
+    ],
+)
+def test_best_of_that_cannot_be_served(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestRefused, match=words) as raised:
+        text(**fields)
+    assert raised.value.error.param == "best_of"
+
+
 def test_null_is_as_good_as_absent() -> None:
     assert chat(**dict.fromkeys(FIELDS[Endpoint.CHAT].keys() - CHAT.keys())) == chat()
     assert text(**dict.fromkeys(FIELDS[Endpoint.COMPLETIONS].keys() - TEXT.keys())) == text()
@@ -145,8 +164,11 @@ def test_streaming_is_the_services_to_do() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"n": 2}, "n", "2 is not supported; only 1 is"),
-        ({"n": True}, "n", "True is not supported"),
+        ({"n": 10**9}, "n", "n: Input should be less than or equal to 16, got 1000000000"),
+        ({"n": True}, "n", "n: Input should be a valid integer, got True"),
+        ({"n": 2, "stream": True}, "n", "2 is not supported with stream yet"),
+        ({"best_of": 2}, "best_of", "is not supported"),
+        ({"echo": True}, "echo", "is not supported"),
         ({"logprobs": 2}, "logprobs", "logprobs: Input should be a valid boolean, got 2"),
         ({"logprobs": True, "stream": True}, "logprobs", "logprobs: is not supported with stream"),
         ({"top_logprobs": 2}, "top_logprobs", "2 needs logprobs to be true"),

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, func, select
 
 from tests.sql.builders import START, after, claim_of, outcome_of, submitted_of
 from tests.sql.test_rollups import outcomes_over_days, roll_up, store_all
-from worker.records import AttemptState, JobState
+from worker.records import AttemptState, Choice, JobState
 from worker.sql import retention
 from worker.sql.database import reading
 from worker.sql.reporting import Dimension, ReportFilter, Reports
@@ -105,7 +105,10 @@ def test_jobs_of_the_first_hour_ever_stay(store: JobStore, purger: Purger, monke
 def test_texts_go_and_figures_stay(store: JobStore, database: Engine, purger: Purger) -> None:
     done, failed, recent = (claim_of(name) for name in ("done", "failed", "recent"))
     store.begin_attempts([done, failed, recent], "w1")
-    ends = [outcome_of(done), outcome_of(failed, AttemptState.FAILED), outcome_of(recent, at_s=7200.0)]
+    logprobs = [{"token": "It", "token_id": 5, "logprob": -0.5, "top_logprobs": []}]
+    further = (Choice(1, "It is otherwise.", (5, 6, 8), "stop", logprobs),)
+    ends = [outcome_of(failed, AttemptState.FAILED), outcome_of(recent, at_s=7200.0)]
+    ends.append(outcome_of(done, choices=further, logprobs=logprobs))
     store.finish_attempts(ends)
     scope = PurgeScope(after(3600), texts_only=True)
     assert purger.count(scope, None).jobs == 2
@@ -115,6 +118,8 @@ def test_texts_go_and_figures_stay(store: JobStore, database: Engine, purger: Pu
     assert job is not None
     assert job.result is not None
     assert (job.payload, job.result.text, job.result.token_ids) == (PURGED_PAYLOAD, "", ())
+    assert job.result.logprobs is None  # they have the output's tokens in them
+    assert job.result.choices == (Choice(1, "", (), "stop", None),)
     assert (job.result.completion_tokens, job.stats is not None, len(job.attempts)) == (3, True, 1)
     assert kept is not None
     assert kept.result is not None

@@ -35,7 +35,7 @@ def held_job(name: str, *, num_blocks: int, state: RequestState | None = None, h
         figures = RequestFigures(arrived_at=0.0)
         if state is RequestState.RUNNING:
             figures = RequestFigures(0.0, admitted_at=0.0, prefix_hit_tokens=hit_blocks * SHAPE.block_size)
-        job.request = Request(
+        request = Request(
             request_id=claim.execution_id,
             tenant="default",
             token_ids=prompt,
@@ -45,6 +45,7 @@ def held_job(name: str, *, num_blocks: int, state: RequestState | None = None, h
             figures=figures,
             state=state,
         )
+        job.outputs = (request,)
     return job
 
 

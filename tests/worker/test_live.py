@@ -12,8 +12,8 @@ from engine.request import FinishReason, Request, RequestFigures, SamplingParams
 from tests.worker.fakes import EOS, ScriptedRunner, ScriptError, decode, eventually, make_flow, running
 from worker.client import submit
 from worker.queue.access import QueueAccess
+from worker.running.choices import output_text
 from worker.running.live import settled_text
-from worker.running.outcomes import output_text
 from worker.sql.store import JobStore
 
 

@@ -47,7 +47,9 @@ def _completion(endpoint: Endpoint, job: EndedJob) -> Mapping[str, Any]:
     assert job.text is not None, "a job that is done has its output"
     head = ResponseHead(endpoint, job.job_id, job.ended_at, job.model or UNKNOWN_MODEL)
     usage = Usage(job.prompt_tokens or 0, job.completion_tokens or 0, job.cached_tokens)
-    return completion(head, [Choice(job.text, job.finish_reason or "stop", job.logprobs)], usage)
+    first = Choice(job.text, job.finish_reason or "stop", job.logprobs)
+    further = [Choice(choice.text, choice.finish_reason or "stop", choice.logprobs) for choice in job.choices]
+    return completion(head, [first, *further], usage)
 
 
 def _response(job_id: str, status: int, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How the jobs of a batch ended, read from SQL in the order of their lines; memory is that of one page."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -9,8 +9,9 @@ from sqlalchemy import Engine, Select, func, select
 
 from worker.batch.line_set import LineSet
 from worker.batch.records import job_id_of, line_of
-from worker.records import TERMINAL_STATES, JobState
+from worker.records import TERMINAL_STATES, Choice, JobState
 from worker.sql.database import reading
+from worker.sql.lookups import find_choices
 from worker.sql.tables import AttemptRow, JobRow, JobStatsRow, ResultRow, WorkerRow
 
 PAGE_IDS = 10_000
@@ -37,6 +38,7 @@ class EndedJob:
     completion_tokens: int | None
     cached_tokens: int | None
     logprobs: list[dict[str, Any]] | None
+    choices: tuple[Choice, ...] = ()  # the outputs beside the first
 
 
 class BatchResults:
@@ -68,8 +70,10 @@ class BatchResults:
     def read(self, batch_id: str, lines: Sequence[int]) -> list[EndedJob]:
         """Return how the jobs of a few lines ended; one that was queued again since is left out."""
         with reading(self._engine) as connection:
-            rows = connection.execute(_ended([job_id_of(batch_id, line) for line in lines])).all()
-        return [EndedJob(*row) for row in rows]
+            job_ids = [job_id_of(batch_id, line) for line in lines]
+            rows = connection.execute(_ended(job_ids)).all()
+            choices = find_choices(connection, job_ids)
+        return [replace(EndedJob(*row), choices=choices.get(row.id, ())) for row in rows]
 
     def read_all(self, batch_id: str, states: Iterable[JobState]) -> Iterator[EndedJob]:
         """Yield how the jobs of the batch ended that are in `states`, all terminal, in the order of their lines."""

@@ -34,6 +34,8 @@ JOB_OPTIONS = (
     click.option("--json-schema", "response_format", type=SchemaFile(), metavar="FILE", help="The output follows it."),
     click.option("--logprobs", is_flag=True, default=None, help="Keep the log-probability of each output token."),
     click.option("--top-logprobs", type=int, help="And of that many of the most likely tokens."),
+    click.option("--n", type=int, help="Outputs of the one prompt.  [default: 1]"),
+    click.option("--best-of", type=int, help="Generate so many, keep the --n whose tokens are likeliest on average."),
     click.option("--seed", type=int, help="Default: derived from the job's id."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated."),
     click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="May be repeated."),

@@ -98,6 +98,11 @@ def _print_detail(job: JobDetail) -> None:
         ending = f"{job.result.completion_tokens} tokens, {job.result.finish_reason or 'unfinished'}"
         click.echo(f"Output ({ending}):")
         print_text(_indent(job.result.text))
+        for choice in job.result.choices:
+            click.echo(
+                f"Output {choice.index} ({len(choice.token_ids)} tokens, {choice.finish_reason or 'unfinished'}):"
+            )
+            print_text(_indent(choice.text))
     if job.stats is not None:
         prompt_tokens = {"prompt_tokens": job.result.prompt_tokens} if job.result else {}
         figures = {name: getattr(job.stats, name) for name in job.stats.__slots__}

@@ -35,7 +35,8 @@ def print_ends(connection: redis.Redis, names: Mapping[str, str | None], *, as_j
 
 def _print_end(end: JobEnd, name: object, *, alone: bool) -> None:
     value = end.value or {}
-    text = str(value.get("text", ""))
+    # Of several outputs each has its lines, with an empty one between.
+    text = "\n\n".join(str(output.get("text", "")) for output in value.get("choices", [value]))
     if alone and end.state is JobState.DONE:
         print_text(text)
         return

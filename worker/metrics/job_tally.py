@@ -50,13 +50,15 @@ class JobTally:
         """Count claimed jobs."""
         self._claims.add(num_claims)
 
-    def note_request(self, request: Request) -> None:
-        """Count a request that the engine has finished, whatever the reason."""
-        num_prompt = request.num_prompt_tokens
-        self._prompt_tokens.add(num_prompt)
-        self._queries.add(num_prompt)
-        self._hits.add(request.figures.prefix_hit_tokens)
-        self._prompt_length.add([num_prompt])
+    def note_request(self, request: Request, *, has_new_prompt: bool) -> None:
+        """Count a request that the engine has finished, whatever the reason; of several that share a prompt, the prompt
+        with one of them only."""
+        if has_new_prompt:
+            num_prompt = request.num_prompt_tokens
+            self._prompt_tokens.add(num_prompt)
+            self._queries.add(num_prompt)
+            self._hits.add(request.figures.prefix_hit_tokens)
+            self._prompt_length.add([num_prompt])
         self._generation_length.add([request.num_output_tokens])
         self._itl.add(later - earlier for earlier, later in pairwise(request.figures.token_times))
 

@@ -58,7 +58,19 @@ def parse_request(
         payload = valid_payload(fields)
     except InvalidJob as error:
         raise RequestRefused(error_of(error)) from None
+    if stream:
+        _check_outputs_of_stream(payload)
     return ParsedRequest(payload, stream, include_usage)
+
+
+def _check_outputs_of_stream(payload: Mapping[str, Any]) -> None:
+    """Refuse what cannot be told as it is generated."""
+    n = payload.get("n", 1)
+    if payload.get("best_of", n) > n:
+        reason = "is not supported with stream: which outputs are best is known when all have ended"
+        raise refusal("best_of", f"{payload['best_of']} {reason}", UNSUPPORTED_VALUE)
+    if n > 1:
+        raise refusal("n", f"{n} is not supported with stream yet; ask for the whole answer", UNSUPPORTED_VALUE)
 
 
 def _job_fields(endpoint: Endpoint, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,12 @@ def completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage) -> d
     }
 
 
+def choices_of(value: Mapping[str, Any]) -> list[Choice]:
+    """Return the outputs of a job that is done, as its result tells them to a producer."""
+    outputs = value.get("choices", [value])
+    return [Choice(output["text"], output["finish_reason"], output.get("logprobs")) for output in outputs]
+
+
 def usage_object(usage: Usage) -> dict[str, Any]:
     """Return the `usage` object."""
     counts: dict[str, Any] = {

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from engine.config import EngineConfig
 from engine.engine import EngineStatus
 from engine.request import RequestState
+from worker.jobs import num_outputs
 from worker.running.held import HeldJob, HeldJobs
 
 BYTES_PER_TOKEN = 4  # of a payload, as long as it is not tokenized: a guess on the low side for prose
@@ -32,7 +33,7 @@ class Appetite:
     def num_jobs(self) -> int:
         """Return how many jobs to claim now, whatever the worker's own limit is."""
         jobs = self._held.unfinished()
-        seats = BATCHES_HELD * self._config.max_num_seqs - len(jobs)
+        seats = BATCHES_HELD * self._config.max_num_seqs - sum(num_outputs(job.claim.job) for job in jobs)
         missed = 1.0 - prefix_hit_share(jobs)
         needs = [max(1.0, missed * self._num_blocks(job)) for job in jobs]
         if needs:
@@ -51,7 +52,8 @@ class Appetite:
             num_tokens = job.request.num_tokens
         else:
             num_tokens = len(job.prompt) or len(job.claim.payload_json) // BYTES_PER_TOKEN
-        return -(-num_tokens // self._config.block_size)
+        further = num_outputs(job.claim.job) - 1  # each has at least its last block to itself
+        return -(-num_tokens // self._config.block_size) + further
 
 
 def prefix_hit_share(jobs: Iterable[HeldJob]) -> float:

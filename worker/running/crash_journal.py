@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from engine.engine import Runner
+from engine.forking import prompt_id_of
 from engine.scheduler import Sampled, SchedulerOutput
 from worker.queue.crashes import CrashKind
 from worker.queue.embedded_supervisor import try_lock
@@ -180,8 +181,11 @@ class JournaledRunner:
         self._journal = journal
 
     def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
-        requests = [share.request for share in plan.scheduled]
-        self._journal.note_step({request.request_id: request.num_output_tokens for request in requests})
+        progress: dict[str, int] = {}  # of a job with several outputs, all their tokens
+        for share in plan.scheduled:
+            execution_id = prompt_id_of(share.request.request_id)
+            progress[execution_id] = progress.get(execution_id, 0) + share.request.num_output_tokens
+        self._journal.note_step(progress)
         return self._runner.run(plan)
 
     def scrub(self, block_ids: list[int]) -> None:

@@ -4,11 +4,12 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.engine import Engine
+from engine.forking import Output, prompt_id_of, seed_of_output
 from engine.request import Request, RequestError, SamplingParams
-from worker.jobs import PromptJob, seed_of
+from worker.jobs import PromptJob, num_outputs, seed_of
 from worker.log_fields import about
 from worker.metrics.step_log import Step, StepLog
 from worker.records import Outcome
@@ -57,7 +58,8 @@ class EngineLoop:
     """Owns the engine. `emit` gets each job that finished or that the engine refuses; it must not block.
 
     A request's id is its job's execution id: a job that is claimed again while the engine still has it is another
-    request.
+    request. Those of a job with several outputs add their index; such a job has finished when all of them have, and as
+    soon as one fails.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class EngineLoop:
         self._outcomes = outcomes
         self._emit = emit
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._jobs: dict[str, HeldJob] = {}  # by execution id
+        self._jobs: dict[str, HeldJob] = {}  # by execution id; those that the engine has
         self._deadlines: dict[str, float] = {}  # of those that have one; seconds on the monotonic clock
 
     def send(self, command: Command) -> None:
@@ -129,9 +131,15 @@ class EngineLoop:
             self._abort(execution_id)
 
     def _abort(self, execution_id: str) -> None:
-        request = self.engine.abort(execution_id)
-        if request is not None:
-            self._finish(request)
+        job = self._jobs.get(execution_id)
+        if job is not None:
+            self._end_outputs(job)
+            self._finish(job)
+
+    def _end_outputs(self, job: HeldJob) -> None:
+        """End what outputs of a job go on."""
+        for request in job.outputs:
+            self.engine.abort(request.request_id)
 
     def _execute(self, command: Add | Abort | Ping) -> None:
         if isinstance(command, Ping):
@@ -149,10 +157,7 @@ class EngineLoop:
         claim = job.claim
         try:
             room = self.engine.config.longest_sequence - len(job.prompt)
-            params = sampling_params(claim.job, claim.job_id, room)
-            job.request = self.engine.add(
-                claim.execution_id, job.prompt, params, tenant=cache_tenant(claim.job), grammar=job.grammar
-            )
+            job.outputs = self._add_outputs(job, sampling_params(claim.job, claim.job_id, room))
         except RequestError as error:
             self._emit(self._outcomes.rejected(job, error))
         except Exception as error:  # whatever it is, it is this job's: the engine has not stepped with it
@@ -162,6 +167,17 @@ class EngineLoop:
             self._jobs[claim.execution_id] = job
             if job.deadline is not None:
                 self._deadlines[claim.execution_id] = job.deadline
+
+    def _add_outputs(self, job: HeldJob, params: SamplingParams) -> tuple[Request, ...]:
+        claim, tenant = job.claim, cache_tenant(job.claim.job)
+        if len(job.grammars) == 1:
+            (grammar,) = job.grammars
+            return (self.engine.add(claim.execution_id, job.prompt, params, tenant=tenant, grammar=grammar),)
+        outputs = [
+            Output(replace(params, seed=seed_of_output(params.seed, index)), grammar)
+            for index, grammar in enumerate(job.grammars)
+        ]
+        return self.engine.add_group(claim.execution_id, job.prompt, outputs, tenant=tenant)
 
     def _step(self) -> None:
         if not self.engine.has_work:
@@ -175,16 +191,27 @@ class EngineLoop:
         except Exception as error:
             raise EngineStepFailed(str(error)) from error
         for request in finished:
-            self._finish(request)
+            self._note_finished(request)
 
     def _note_step(self, seconds: float) -> None:
         size = self.engine.last_step
         if size is not None:
             self._log.note(Step(seconds, size.num_requests, size.num_tokens))
 
-    def _finish(self, request: Request) -> None:
-        self._deadlines.pop(request.request_id, None)
-        self._emit(self._jobs.pop(request.request_id))
+    def _note_finished(self, request: Request) -> None:
+        job = self._jobs.get(prompt_id_of(request.request_id))
+        if job is None:  # another of its outputs failed in the same step
+            return
+        if request.error is not None:
+            self._end_outputs(job)
+        if all(output.finish_reason is not None for output in job.outputs):
+            self._finish(job)
+
+    def _finish(self, job: HeldJob) -> None:
+        execution_id = job.claim.execution_id
+        self._deadlines.pop(execution_id, None)
+        del self._jobs[execution_id]
+        self._emit(job)
 
 
 def cache_tenant(job: PromptJob) -> str:
@@ -209,7 +236,7 @@ def sampling_params(job: PromptJob, job_id: str, room: int) -> SamplingParams:
         frequency_penalty=job.frequency_penalty,
         repetition_penalty=job.repetition_penalty,
         logit_bias=tuple((int(token), bias) for token, bias in job.logit_bias.items()),
-        logprobs=job.top_logprobs if job.logprobs else None,
+        logprobs=job.top_logprobs if job.logprobs else 0 if num_outputs(job) > job.n else None,  # to find the best
         seed=seed_of(job, job_id),
         stop=job.stop,
         stop_token_ids=frozenset(job.stop_token_ids),

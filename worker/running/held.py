@@ -21,14 +21,19 @@ class HeldJob:
     retry_count: int = 0  # retries that earlier attempts have spent; likewise
     inputs: Mapping[str, InputEnd] = field(default_factory=dict)  # as SQL has them; see `worker.inputs`
     prompt: list[int] = field(default_factory=list)  # token ids, once tokenized
-    grammar: Grammar | None = None  # compiled by then
+    grammars: tuple[Grammar | None, ...] = (None,)  # one an output, compiled by then
     tokenize_ms: float = 0.0
     tokenized_at: float | None = None  # seconds on the monotonic clock
-    request: Request | None = None  # once the engine has it
+    outputs: tuple[Request, ...] = ()  # one an output, once the engine has them
     cancel_requested: bool = False  # it is to end as cancelled
     expired: bool = False  # its deadline has passed: it is to end as failed
     lost: bool = False  # somebody else runs it, or will: it is to end here without a trace
     lease_gone: bool = False  # it is not renewed any more
+
+    @property
+    def request(self) -> Request | None:
+        """The request of the first output, which is that of a job with one; None before the engine has it."""
+        return self.outputs[0] if self.outputs else None
 
     @property
     def must_end(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from engine.grammar import Grammar
 from worker.errors import InvalidJob
 from worker.inputs import filled
-from worker.jobs import PromptJob
+from worker.jobs import PromptJob, num_outputs
 from worker.log_fields import about, at_hand
 from worker.records import Outcome
 from worker.running.crash_journal import Journal
@@ -71,7 +71,7 @@ class Intake:
             self._check_model(job.claim.job.model)
             with self._journal.aside(job.claim.execution_id), at_hand(about(job.claim)):
                 job.prompt = self._encode(filled(job.claim.job, job.inputs))
-                job.grammar = self._compile_grammar(job.claim.job)
+                job.grammars = tuple(self._compile_grammar(job.claim.job) for _ in range(num_outputs(job.claim.job)))
         except InvalidJob as error:
             self._emit(self._outcomes.rejected(job, error))
         except Exception as error:  # a tokenizer's or a template's bug: this job's end, not the worker's

@@ -3,20 +3,20 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
-from engine.request import FinishReason, Request, RequestError
-from engine.stopping import Detokenize, stop_position
+from engine.request import FinishReason, RequestError
+from engine.stopping import Detokenize
 from worker.backoff import Backoff
 from worker.error_classes import ErrorClass, classify
 from worker.errors import InvalidJob
 from worker.jobs import PromptJob
 from worker.queue.job_queue import Acknowledgement
-from worker.records import AttemptState, JobStats, Outcome, Retry
+from worker.records import AttemptState, Choice, JobStats, Outcome, Retry
+from worker.running.choices import all_choices, kept_choices
 from worker.running.held import HeldJob
-from worker.running.token_logprobs import described
-from worker.running.usage import MS, usage_of
+from worker.running.job_stats import stats_of
+from worker.running.usage import usage_of
 from worker.sql.lookups import JobResult
 
 INTERNAL_ERROR = "internal_error"
@@ -51,22 +51,23 @@ class OutcomeBuilder:
 
     def finished(self, job: HeldJob) -> Outcome:
         """Return the outcome of a job whose request finished, whatever the reason."""
-        request = job.request
-        assert request is not None, "a finished job has a request"
-        assert request.finish_reason is not None, "a finished request has a reason"
-        if request.error is not None:
-            return self.failed(job, request.error.code, str(request.error))
-        is_aborted = request.finish_reason is FinishReason.CANCELLED
+        assert job.outputs, "a finished job has its requests"
+        error = next((request.error for request in job.outputs if request.error is not None), None)
+        if error is not None:
+            return self.failed(job, error.code, str(error))
+        is_aborted = any(request.finish_reason is FinishReason.CANCELLED for request in job.outputs)
         if is_aborted and job.lost:
             return self.ended_early(job)
+        first, *further = kept_choices(job, self._detokenize)
         outcome = self._outcome(
             job,
             AttemptState.CANCELLED if is_aborted else AttemptState.DONE,
-            text=output_text(request, self._detokenize),
-            token_ids=tuple(request.output_token_ids),
-            finish_reason=request.finish_reason.value,
-            stats=self._stats(job, request),
-            logprobs=described(request, self._detokenize),
+            text=first.text,
+            token_ids=first.token_ids,
+            finish_reason=FinishReason.CANCELLED.value if is_aborted else first.finish_reason,
+            stats=stats_of(job, self._block_size, self._bytes_per_block, self._peak_memory_bytes()),
+            logprobs=first.logprobs,
+            choices=tuple(further),
         )
         return expired(outcome) if is_aborted and job.expired and not job.cancel_requested else outcome
 
@@ -129,6 +130,7 @@ class OutcomeBuilder:
         stats: JobStats | None = None,
         retry: Retry | None = None,
         logprobs: list[dict[str, Any]] | None = None,
+        choices: tuple[Choice, ...] = (),
     ) -> Outcome:
         return Outcome(
             claim=job.claim,
@@ -138,12 +140,13 @@ class OutcomeBuilder:
             token_ids=token_ids,
             finish_reason=finish_reason,
             prompt_tokens=len(job.prompt),
-            completion_tokens=len(token_ids),
+            completion_tokens=0 if text is None else sum(request.num_output_tokens for request in job.outputs),
             error_code=error[0] if error else None,
             error_message=error[1] if error else None,
             stats=stats,
             retry=retry,
             logprobs=logprobs,
+            choices=choices,
             usage=usage_of(job),
         )
 
@@ -151,42 +154,6 @@ class OutcomeBuilder:
         """Return now on the clock of the claim, Redis's, so that a job's times are of one clock."""
         elapsed = timedelta(seconds=self._monotonic() - job.claimed_at)
         return (job.claim.claimed_at + elapsed).astimezone(UTC)
-
-    def _stats(self, job: HeldJob, request: Request) -> JobStats:
-        figures = request.figures
-        assert figures.finished_at is not None, "a finished request has its time"
-        times = figures.token_times
-        gaps = sorted(later - earlier for earlier, later in pairwise(times))
-        # Enqueued on the producer's clock, claimed on Redis's: a skew must not give a negative time.
-        queue_ms = max(0.0, (job.claim.claimed_at - job.claim.enqueued_at).total_seconds() * MS)
-        blocks_limit = -(-(request.num_prompt_tokens + request.params.max_tokens) // self._block_size)
-        admitted_at = figures.finished_at if figures.admitted_at is None else figures.admitted_at
-        return JobStats(
-            queue_ms=queue_ms,
-            tokenize_ms=job.tokenize_ms,
-            ttft_ms=(times[0] - job.claimed_at) * MS if times else None,
-            itl_mean_ms=sum(gaps) / len(gaps) * MS if gaps else None,
-            itl_p99_ms=gaps[-(-99 * len(gaps) // 100) - 1] * MS if gaps else None,  # nearest rank
-            e2e_ms=queue_ms + (figures.finished_at - job.claimed_at) * MS,
-            kv_blocks_peak=figures.kv_blocks_peak,
-            kv_bytes_peak=figures.kv_blocks_peak * self._bytes_per_block,
-            kv_block_seconds=figures.kv_block_seconds,
-            prefix_hit_tokens=figures.prefix_hit_tokens,
-            preemptions=figures.preemptions,
-            memory_peak_bytes=self._peak_memory_bytes(),
-            kv_blocks_limit=blocks_limit,
-            kv_block_seconds_limit=blocks_limit * (figures.finished_at - admitted_at),
-            drafted_tokens=figures.drafted_tokens,
-            accepted_tokens=figures.accepted_tokens,
-        )
-
-
-def output_text(request: Request, detokenize: Detokenize) -> str:
-    """Return the output so far; of a request that a stop string ended, the part before it."""
-    text = detokenize(request.output_token_ids)
-    if request.finish_reason is FinishReason.STOP_STRING:
-        return text[: stop_position(request.output_token_ids, request.params.stop, detokenize)]
-    return text
 
 
 def expired(outcome: Outcome) -> Outcome:
@@ -221,6 +188,7 @@ def broken_off(outcome: Outcome, error: Exception) -> Outcome:
         stats=None,
         retry=None,
         logprobs=None,
+        choices=(),
     )
 
 
@@ -229,6 +197,8 @@ def return_value(result: Outcome | JobResult, stats: JobStats | None, job: Promp
     asked: dict[str, Any] = {"token_ids": list(result.token_ids)} if job.return_token_ids else {}
     if result.logprobs is not None:
         asked["logprobs"] = result.logprobs
+    if job.n > 1:
+        asked["choices"] = [_choice_value(choice, job) for choice in all_choices(result)]
     return {
         "text": result.text,
         "finish_reason": result.finish_reason,
@@ -237,6 +207,13 @@ def return_value(result: Outcome | JobResult, stats: JobStats | None, job: Promp
         "cached_tokens": 0 if stats is None else stats.prefix_hit_tokens,
         **asked,
     }
+
+
+def _choice_value(choice: Choice, job: PromptJob) -> dict[str, Any]:
+    asked: dict[str, Any] = {"token_ids": list(choice.token_ids)} if job.return_token_ids else {}
+    if choice.logprobs is not None:
+        asked["logprobs"] = choice.logprobs
+    return {"index": choice.index, "text": choice.text, "finish_reason": choice.finish_reason, **asked}
 
 
 def acknowledgement(outcome: Outcome) -> Acknowledgement:

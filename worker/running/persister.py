@@ -115,8 +115,8 @@ class Persister:
     def _outcome(self, end: HeldJob | Outcome) -> Outcome:
         if isinstance(end, Outcome):
             return end
-        if end.request is not None:
-            self._tally.note_request(end.request)
+        for index, request in enumerate(end.outputs):
+            self._tally.note_request(request, has_new_prompt=index == 0)
         try:
             return self._outcomes.finished(end)
         except Exception as error:  # a detokenizer's bug, say: this job's end, not the worker's

@@ -10,20 +10,19 @@ MS = 1000.0  # milliseconds in a second
 def usage_of(job: HeldJob) -> AttemptUsage:
     """Return the usage of a job that the engine has let go of, or never had; of one that it still has, the usage as of
     its last step."""
-    if job.request is None:
-        return AttemptUsage(tokenized_ms=since_claim_ms(job, job.tokenized_at))
-    figures = job.request.figures
-    times = figures.token_times
+    figures = [request.figures for request in job.outputs]
+    admitted = [each.admitted_at for each in figures if each.admitted_at is not None]
+    times = [each.token_times for each in figures if each.token_times]
     return AttemptUsage(
-        engine_seconds=figures.engine_ns / NS,
-        wasted_engine_seconds=figures.wasted_ns / NS,
-        kv_block_seconds_share=figures.kv_block_share_ns / NS,
-        computed_tokens=figures.computed_tokens,
-        recomputed_tokens=figures.recomputed_tokens,
+        engine_seconds=sum(each.engine_ns for each in figures) / NS,
+        wasted_engine_seconds=sum(each.wasted_ns for each in figures) / NS,
+        kv_block_seconds_share=sum(each.kv_block_share_ns for each in figures) / NS,
+        computed_tokens=sum(each.computed_tokens for each in figures),
+        recomputed_tokens=sum(each.recomputed_tokens for each in figures),
         tokenized_ms=since_claim_ms(job, job.tokenized_at),
-        admitted_ms=since_claim_ms(job, figures.admitted_at),
-        first_token_ms=since_claim_ms(job, times[0] if times else None),
-        last_token_ms=since_claim_ms(job, times[-1] if times else None),
+        admitted_ms=since_claim_ms(job, min(admitted, default=None)),
+        first_token_ms=since_claim_ms(job, min((each[0] for each in times), default=None)),
+        last_token_ms=since_claim_ms(job, max((each[-1] for each in times), default=None)),
     )
 
 

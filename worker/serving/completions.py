@@ -15,7 +15,7 @@ from worker.errors import PagemillError, TryLater
 from worker.openai_api.errors import ApiError, ErrorType
 from worker.openai_api.fields import Endpoint
 from worker.openai_api.requests import parse_request
-from worker.openai_api.responses import Choice, Chunks, ResponseHead, Usage, completion
+from worker.openai_api.responses import Chunks, ResponseHead, Usage, choices_of, completion
 from worker.records import JobState
 from worker.serving.admission import admit
 from worker.serving.attendance import attended
@@ -114,8 +114,7 @@ async def _answer_at_once(call: _Call) -> Response:
             return as_response(TIMED_OUT)
     if end.state is not JobState.DONE or end.value is None:
         return as_response(error_of_end(end))
-    choice = Choice(end.value["text"], end.value["finish_reason"], end.value.get("logprobs"))
-    return JSONResponse(completion(call.head, [choice], _usage(end.value)))
+    return JSONResponse(completion(call.head, choices_of(end.value), _usage(end.value)))
 
 
 async def _answer_as_it_comes(call: _Call) -> Response:

@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, collate, func, insert, select, update
 
-from worker.records import TERMINAL_STATES, AttemptState, AttemptUsage, JobState, Outcome
+from worker.records import TERMINAL_STATES, AttemptState, AttemptUsage, Choice, JobState, Outcome
 from worker.sql.lookups import chunked
-from worker.sql.tables import AttemptRow, JobRow, JobStatsRow, ResultRow
+from worker.sql.tables import AttemptRow, ChoiceRow, JobRow, JobStatsRow, ResultRow
 
 FENCED = "fenced"  # the error code of an attempt whose end came too late to count
 
@@ -134,8 +134,16 @@ def _write_ends(connection: Connection, outcomes: Mapping[int, Outcome]) -> None
         for outcome in ended.values()
         if outcome.stats is not None
     ]
+    choices = [
+        _choice_columns(outcome.claim.job_id, choice)
+        for outcome in ended.values()
+        if outcome.text is not None
+        for choice in outcome.choices
+    ]
     if results:
         connection.execute(insert(ResultRow), results)
+    if choices:
+        connection.execute(insert(ChoiceRow), choices)
     if figures:
         connection.execute(insert(JobStatsRow), figures)
 
@@ -227,4 +235,15 @@ def _result_columns(attempt_id: int, outcome: Outcome, text: str) -> dict[str, A
         "completion_tokens": outcome.completion_tokens,
         "created_at": outcome.ended_at,
         "logprobs": outcome.logprobs,
+    }
+
+
+def _choice_columns(job_id: str, choice: Choice) -> dict[str, Any]:
+    return {
+        "job_id": job_id,
+        "choice_index": choice.index,
+        "text": choice.text,
+        "token_ids": list(choice.token_ids),
+        "finish_reason": choice.finish_reason,
+        "logprobs": choice.logprobs,
     }

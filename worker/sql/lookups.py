@@ -1,5 +1,6 @@
 """Reading jobs, their results and their batches back out of SQL, as frozen values."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, func, select
 
 from worker.inputs import InputEnd
-from worker.records import AttemptState, AttemptUsage, JobState, JobStats
-from worker.sql.tables import AttemptRow, BatchRow, JobRow, JobStatsRow, ResultRow, WorkerRow
+from worker.records import AttemptState, AttemptUsage, Choice, JobState, JobStats
+from worker.sql.tables import AttemptRow, BatchRow, ChoiceRow, JobRow, JobStatsRow, ResultRow, WorkerRow
 
 SECONDS_PER_HOUR = 3600
 IDS_PER_STATEMENT = 500  # well below what either database takes as parameters of one statement
@@ -44,6 +45,7 @@ class JobResult:
     completion_tokens: int
     created_at: datetime
     logprobs: list[dict[str, Any]] | None
+    choices: tuple[Choice, ...]  # the outputs beside the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +178,24 @@ def find_unfinished(connection: Connection, batch_id: str, after_id: str, limit:
 
 def find_results(connection: Connection, job_ids: Iterable[str]) -> dict[str, JobResult]:
     """Return the result of each job that has one."""
-    columns = _columns(ResultRow, JobResult)
+    columns = [getattr(ResultRow, name) for name in JobResult.__dataclass_fields__ if name != "choices"]
     results: dict[str, JobResult] = {}
     for chunk in chunked(job_ids):
+        choices = find_choices(connection, chunk)
         rows = connection.execute(select(*columns).where(ResultRow.job_id.in_(chunk))).mappings()
-        results.update((row["job_id"], _result(row)) for row in rows)
+        results.update((row["job_id"], _result(row, choices.get(row["job_id"], ()))) for row in rows)
     return results
+
+
+def find_choices(connection: Connection, job_ids: Iterable[str]) -> dict[str, tuple[Choice, ...]]:
+    """Return the outputs beside the first of each job that has several, in the order of their indexes."""
+    choices: defaultdict[str, list[Choice]] = defaultdict(list)
+    for chunk in chunked(job_ids):
+        rows = select(ChoiceRow).where(ChoiceRow.job_id.in_(chunk)).order_by(ChoiceRow.job_id, ChoiceRow.choice_index)
+        for row in connection.execute(rows):
+            choice = Choice(row.choice_index, row.text, tuple(row.token_ids), row.finish_reason, row.logprobs)
+            choices[row.job_id].append(choice)
+    return {job_id: tuple(some) for job_id, some in choices.items()}
 
 
 def count_states(connection: Connection) -> tuple[StateCount, ...]:
@@ -204,8 +218,8 @@ def find_batch(connection: Connection, batch_id: str) -> BatchProgress | None:
     return BatchProgress(batch_id, batch.size, batch.created_at, states)
 
 
-def _result(row: RowMapping) -> JobResult:
-    return JobResult(**{**row, "token_ids": tuple(row["token_ids"])})
+def _result(row: RowMapping, choices: tuple[Choice, ...]) -> JobResult:
+    return JobResult(**{**row, "token_ids": tuple(row["token_ids"]), "choices": choices})
 
 
 def _columns(table: type[Any], kind: type[Any]) -> Sequence[Any]:

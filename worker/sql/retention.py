@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, delete, exists, func, or_, select, update
 
@@ -15,7 +16,7 @@ from worker.sql.database import reading, writing
 from worker.sql.lookups import IDS_PER_STATEMENT
 from worker.sql.rollups.rolling import Roller, hour_start, rolled_span, take_rollup_lock
 from worker.sql.run_retention import count_old_runs, delete_old_runs, delete_removed_schedules
-from worker.sql.tables import BatchRow, JobRow, ResultRow, RolledHourRow
+from worker.sql.tables import BatchRow, ChoiceRow, JobRow, ResultRow, RolledHourRow
 
 PURGED_PAYLOAD = '{"texts": "purged"}'  # of a job whose texts are gone
 REST_SHARE = 1.0  # of the time that a chunk took, for others who want to write
@@ -166,7 +167,9 @@ def _drop_texts(connection: Connection, job_ids: list[str]) -> None:
     ended = update(JobRow).where(JobRow.id.in_(job_ids), JobRow.ended_at.is_not(None))
     dropped = ended.values(payload=PURGED_PAYLOAD, diagnosis=None).returning(JobRow.id)
     still_ended = connection.scalars(dropped).all()
-    connection.execute(update(ResultRow).where(ResultRow.job_id.in_(still_ended)).values(text="", token_ids=[]))
+    no_text: dict[str, Any] = {"text": "", "token_ids": [], "logprobs": None}
+    for table in (ResultRow, ChoiceRow):
+        connection.execute(update(table).where(table.job_id.in_(still_ended)).values(no_text))
 
 
 def _delete_empty_batches(connection: Connection, before: datetime) -> int:

@@ -6,7 +6,7 @@ Every time is UTC. Names and units of figures are those of `worker.records`.
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy import CheckConstraint, ForeignKey, Index, Integer, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.records import AttemptState, JobState
@@ -97,7 +97,7 @@ class AttemptRow(Base):
 
 
 class ResultRow(Base):
-    """A job's output: at most one per job, of the attempt that ended it."""
+    """A job's output: at most one per job, of the attempt that ended it. Of several outputs it is the first."""
 
     __tablename__ = "results"
 
@@ -107,9 +107,22 @@ class ResultRow(Base):
     token_ids: Mapped[list[int]]
     finish_reason: Mapped[str | None]
     prompt_tokens: Mapped[int]
-    completion_tokens: Mapped[int]
+    completion_tokens: Mapped[int]  # of all outputs that were generated
     created_at: Mapped[datetime]
     logprobs: Mapped[list[dict[str, Any]] | None]  # of a job that asked for them; an object an output token
+
+
+class ChoiceRow(Base):
+    """A further output of a job with several: those behind the first, which is the job's result."""
+
+    __tablename__ = "choices"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("results.job_id", ondelete="CASCADE"), primary_key=True)
+    choice_index: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)  # from 1
+    text: Mapped[str]
+    token_ids: Mapped[list[int]]
+    finish_reason: Mapped[str | None]
+    logprobs: Mapped[list[dict[str, Any]] | None]  # as in results
 
 
 class JobStatsRow(Base):

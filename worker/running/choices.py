@@ -1,0 +1,54 @@
+"""From the finished requests of a job to its outputs: which are kept, in which order, as text."""
+
+from engine.request import FinishReason, Request
+from engine.stopping import Detokenize, stop_position
+from worker.records import Choice, Outcome
+from worker.running.held import HeldJob
+from worker.running.token_logprobs import described
+from worker.sql.lookups import JobResult
+
+
+def kept_choices(job: HeldJob, detokenize: Detokenize) -> list[Choice]:
+    """Return a job's outputs, at least one: all of them in their order, or the `n` best of `best_of`, best first.
+
+    The best one's tokens have the highest mean log-probability, by the model alone; of equals, the earlier output is.
+    """
+    requests = list(job.outputs)
+    asked = job.claim.job
+    if len(requests) > asked.n:
+        requests = sorted(requests, key=_mean_logprob, reverse=True)[: asked.n]
+    choices = []
+    for index, request in enumerate(requests):
+        assert request.finish_reason is not None, "a finished request has a reason"
+        choices.append(
+            Choice(
+                index,
+                output_text(request, detokenize),
+                tuple(request.output_token_ids),
+                request.finish_reason.value,
+                described(request, detokenize) if asked.logprobs else None,
+            )
+        )
+    return choices
+
+
+def output_text(request: Request, detokenize: Detokenize) -> str:
+    """Return the output so far; of a request that a stop string ended, the part before it."""
+    text = detokenize(request.output_token_ids)
+    if request.finish_reason is FinishReason.STOP_STRING:
+        return text[: stop_position(request.output_token_ids, request.params.stop, detokenize)]
+    return text
+
+
+def all_choices(result: Outcome | JobResult) -> list[Choice]:
+    """Return all outputs of a result, in the order of their indexes."""
+    assert result.text is not None, "a job that is done has an output"
+    first = Choice(0, result.text, tuple(result.token_ids), result.finish_reason, result.logprobs)
+    return [first, *result.choices]
+
+
+def _mean_logprob(request: Request) -> float:
+    """Return the mean over an output's tokens; of one that was cut short before its first token, less than any."""
+    if not request.logprobs:
+        return float("-inf")
+    return sum(noted.logprob for noted in request.logprobs) / len(request.logprobs)
