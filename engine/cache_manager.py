@@ -190,7 +190,7 @@ class KVCacheManager:
 
     def _match_prefix(self, request: Request) -> tuple[list[int], int]:
         """Return the blocks to reuse and the number of tokens hit. Of a window's, nothing before it need be there."""
-        if not self._caching:
+        if not self._caching or request.lacks_prompt_logprobs:
             return [], 0
         num_full = (request.num_tokens - 1) // self._block_size
         if self._window is not None:

@@ -68,7 +68,7 @@ def seed_of_output(seed: int, index: int) -> int:
 def stands_aside(request: Request) -> bool:
     """Put a request that has come up aside, and say so, where another of its group is at computing the prompt."""
     group = request.group
-    if group is None or not any(_computes_prompt(other) for other in group.members):
+    if group is None or request.lacks_prompt_logprobs or not any(_computes_prompt(other) for other in group.members):
         return False
     if any(_holds_prompt(other) for other in group.members):
         return False
@@ -83,7 +83,7 @@ def is_aside(request: Request) -> bool:
 def shared_prompt(request: Request) -> SharedPrompt | None:
     """Return what another of a request's group holds of the prompt, or None. The last known token is not shared: its
     logits are needed."""
-    if request.group is None:
+    if request.group is None or request.lacks_prompt_logprobs:
         return None
     holder = next((other for other in request.group.members if _holds_prompt(other)), None)
     if holder is None:

@@ -9,6 +9,7 @@ from engine.kv_cache import KVCache
 from engine.memory import keep_freed_memory
 from engine.paged_model import PagedModel
 from engine.probing import plan_of, probe_request
+from engine.prompt_scoring import PromptScorer
 from engine.quarantine import DeviceOutOfMemory
 from engine.request import RequestError
 from engine.scheduler import Sampled, SchedulerOutput
@@ -29,6 +30,7 @@ class ModelRunner:
             keep_freed_memory()
         self._threads = ThreadGovernor(torch.get_num_threads() if is_cpu else 1)
         self.model = model
+        self._prompts = PromptScorer(model.model)
         self.cache = KVCache(model.kv_shape(block_size, kv_dtype), num_blocks, model.device)
 
     def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
@@ -64,14 +66,17 @@ class ModelRunner:
     def _run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         if plan.copies:
             self.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
-        with torch.inference_mode():  # sampling too: it changes logits in place, which are the model's own in float32
-            logits = self.model.forward(self.model.build_input(plan, self.cache))
-            results = sample_shares(logits, plan.scheduled)
-        return {
+        # Sampling too: it changes logits in place, which are the model's own in float32.
+        with torch.inference_mode():
+            with self._prompts.watching(plan) as failed:
+                logits = self.model.forward(self.model.build_input(plan, self.cache))
+            sampled = sample_shares(logits, plan.scheduled)
+        results = {
             share.request.request_id: result
-            for share, result in zip(plan.scheduled, results, strict=True)
+            for share, result in zip(plan.scheduled, sampled, strict=True)
             if share.samples or isinstance(result, RequestError)
         }
+        return results | failed
 
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks whose content may not be finite."""

@@ -53,6 +53,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
     logprobs: int | None = None  # None is without; else how many of the most likely tokens beside the chosen one
+    prompt_logprobs: int | None = None  # of the prompt's tokens, likewise; the prompt is then computed, cached or not
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
@@ -86,6 +87,12 @@ class SamplingParams:
                 f"between -{MAX_LOGIT_BIAS} and {MAX_LOGIT_BIAS}",
             ),
             ("logprobs", self.logprobs, 0 <= (self.logprobs or 0) <= MAX_TOP_LOGPROBS, f"at most {MAX_TOP_LOGPROBS}"),
+            (
+                "prompt_logprobs",
+                self.prompt_logprobs,
+                0 <= (self.prompt_logprobs or 0) <= MAX_TOP_LOGPROBS,
+                f"at most {MAX_TOP_LOGPROBS}",
+            ),
             ("seed", self.seed, 0 <= self.seed < 2**63, "between 0 and 2**63 - 1"),
             ("stop", self.stop, all(self.stop), "made of non-empty strings"),
         )
@@ -195,6 +202,7 @@ class Request:
     output_counts: dict[int, int] = field(default_factory=dict)  # times in the output, for penalties
     num_tallied: int = 0  # tokens that `output_counts` has taken in
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one an output token, where asked for
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's tokens from the second on
     finish_reason: FinishReason | None = None
     error: RequestError | None = None
     group: ForkGroup | None = None  # of a prompt with several outputs
@@ -212,6 +220,11 @@ class Request:
     @property
     def num_held_blocks(self) -> int:
         return len(self.block_ids) - self.num_slid_blocks
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether it is still to compute prompt rows for their logits' sake: no other request's blocks help then."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def num_tokens(self) -> int:

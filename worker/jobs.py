@@ -69,6 +69,9 @@ class PromptJob(BaseModel):
     `max_tokens` None is as much as fits: what the prompt leaves of the worker's context.
     `n` outputs are generated from the one prompt, each with a seed of its own; with `best_of`, so many are, and the `n`
     whose tokens were likeliest on average are kept, the best first.
+    `prompt_logprobs` asks for the log-probabilities of the prompt's tokens, with so many of the likeliest at each
+    place; such a prompt is computed anew, whatever of it is cached. `echo` puts the prompt before each output that a
+    producer gets. `return_token_ids` gives those of the prompt too.
     `inputs` are the ids of other jobs of its tenant, which it waits for: the output of each takes the place of the text
     `{output:ID}` in the prompt or the messages.
     """
@@ -106,6 +109,8 @@ class PromptJob(BaseModel):
     return_token_ids: bool = False
     n: int = Field(default=1, ge=1, le=MAX_OUTPUTS)
     best_of: int | None = Field(default=None, ge=1, le=MAX_OUTPUTS)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool = False
     response_format: ResponseFormat | None = None
     regex: GrammarText | None = None
     grammar: GrammarText | None = None  # llguidance's kind of Lark
@@ -170,6 +175,9 @@ class PromptJob(BaseModel):
             raise ValueError(f"top_logprobs {self.top_logprobs} needs logprobs to be true")
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of {self.best_of} is below n, which is {self.n}")
+        if self.echo and (not self.raw or self.inputs):
+            other = "inputs, which its prompt takes in" if self.raw else "a chat template"
+            raise ValueError(f"echo gives back a raw prompt as it was sent; this job has {other}")
         return self
 
     @model_validator(mode="after")

@@ -183,4 +183,6 @@ class Outcome:
     retry: Retry | None = None
     logprobs: list[dict[str, Any]] | None = None  # an object an output token; of a job that asked for them
     choices: tuple[Choice, ...] = ()  # the outputs beside the first
+    prompt_logprobs: list[dict[str, Any]] | None = None  # likewise; an object a prompt token
+    prompt_token_ids: list[int] | None = None  # of a job that asked for token ids
     usage: AttemptUsage = field(default_factory=AttemptUsage)

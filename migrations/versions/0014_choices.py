@@ -1,4 +1,4 @@
-"""Further outputs of jobs with several."""
+"""Further outputs of jobs with several; what is known of their prompts' tokens."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -22,6 +22,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", "choice_index", name="pk_choices"),
     )
 
+    op.add_column("results", sa.Column("prompt_logprobs", sa.JSON(), nullable=True))
+    op.add_column("results", sa.Column("prompt_token_ids", sa.JSON(), nullable=True))
+
 
 def downgrade() -> None:
+    with op.batch_alter_table("results") as results:
+        results.drop_column("prompt_token_ids")
+        results.drop_column("prompt_logprobs")
     op.drop_table("choices")

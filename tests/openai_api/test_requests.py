@@ -110,6 +110,15 @@ def test_best_of_that_cannot_be_served(fields: dict[str, Any], words: str) -> No
     assert raised.value.error.param == "best_of"
 
 
+def test_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
+    asked = text(echo=True, logprobs=3)
+    assert (asked["echo"], asked["prompt_logprobs"], asked["top_logprobs"]) == (True, 3, 3)
+    assert "prompt_logprobs" not in text(echo=True)
+    assert text(prompt_logprobs=0)["prompt_logprobs"] == 0
+    with pytest.raises(RequestRefused, match="echo: is not supported with stream"):
+        text(echo=True, stream=True)
+
+
 def test_null_is_as_good_as_absent() -> None:
     assert chat(**dict.fromkeys(FIELDS[Endpoint.CHAT].keys() - CHAT.keys())) == chat()
     assert text(**dict.fromkeys(FIELDS[Endpoint.COMPLETIONS].keys() - TEXT.keys())) == text()
@@ -233,7 +242,7 @@ def test_what_cannot_be_done_is_refused(fields: dict[str, Any], param: str | Non
         ({"prompt": ["a", "b"]}, "prompt: must be one text"),
         ({"prompt": [1, 2]}, "prompt: must be one text, got [1, 2]"),
         ({"prompt": "  "}, "prompt: is empty"),
-        ({"echo": True}, "echo: True is not supported; only false is"),
+        ({"echo": 1}, "echo: Input should be a valid boolean, got 1"),
         ({"logprobs": True}, "logprobs: must be a whole number, got True"),
         ({"logprobs": 21}, "top_logprobs: Input should be less than or equal to 20, got 21"),
         ({"messages": HELLO}, "unknown field 'messages'"),

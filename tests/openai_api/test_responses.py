@@ -8,7 +8,7 @@ import pytest
 from worker.errors import ConfigurationError, InvalidJob, PagemillError, ServiceUnavailable, TryLater
 from worker.openai_api.errors import error_of, error_of_job
 from worker.openai_api.fields import Endpoint
-from worker.openai_api.responses import Choice, Chunks, ResponseHead, Usage, completion
+from worker.openai_api.responses import Choice, Chunks, ResponseHead, Usage, choices_of, completion
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 900_000, tzinfo=UTC)
 USAGE = Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=8)
@@ -133,3 +133,28 @@ def test_errors_of_jobs(code: str | None, status: int, openai_code: str, kind: s
 def test_errors_of_ours(error: PagemillError, status: int, param: str | None) -> None:
     api_error = error_of(error)
     assert (api_error.status, api_error.param, api_error.message) == (status, param, str(error))
+
+
+def test_an_echoed_prompt_has_its_log_probabilities_before_the_outputs() -> None:
+    value = {
+        "text": "ab",
+        "finish_reason": "length",
+        "prompt_logprobs": [{"token": "a", "logprob": None, "top_logprobs": []}],
+        "logprobs": [{"token": "b", "logprob": -1.0, "top_logprobs": [{"token": "b", "logprob": -1.0}]}],
+    }
+    (choice,) = completion(head(Endpoint.COMPLETIONS), choices_of(value, echo=True), USAGE)["choices"]
+    assert choice["text"] == "ab"
+    assert choice["logprobs"] == {
+        "tokens": ["a", "b"],
+        "token_logprobs": [None, -1.0],
+        "top_logprobs": [None, {"b": -1.0}],
+        "text_offset": [0, 1],
+    }
+    (choice,) = completion(head(Endpoint.COMPLETIONS), choices_of(value, echo=False), USAGE)["choices"]
+    assert choice["logprobs"]["tokens"] == ["b"]
+
+
+def test_several_outputs_have_their_places() -> None:
+    outputs = [{"text": text, "finish_reason": "stop"} for text in ("x", "y")]
+    answer = completion(head(Endpoint.CHAT), choices_of({"choices": outputs}, echo=False), USAGE)
+    assert [(choice["index"], choice["message"]["content"]) for choice in answer["choices"]] == [(0, "x"), (1, "y")]

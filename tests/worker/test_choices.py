@@ -9,7 +9,7 @@ import redis
 
 from engine.forking import prompt_id_of
 from engine.request import RequestError, TokenLogprobs
-from engine.scheduler import SchedulerOutput
+from engine.scheduler import Sampled, SchedulerOutput
 from tests.worker.fakes import CONFIG, ENDLESS, EOS, ScriptedRunner, eventually, make_flow, running
 from tests.worker.test_ledger import balance_of
 from worker.client import JobEnd, ends, follow, submit
@@ -31,7 +31,7 @@ class ForkedRunner(ScriptedRunner):
     prompt_tokens: int = 0  # computed for prompts
     seeds: set[int] = field(default_factory=set)
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, int | RequestError]:
+    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         tokens = dict(super().run(plan))
         for share in plan.scheduled:
             request = share.request
@@ -40,6 +40,8 @@ class ForkedRunner(ScriptedRunner):
                 min(share.num_computed_tokens + share.num_scheduled_tokens, request.num_prompt_tokens)
                 - share.num_computed_tokens,
             )
+            if request.lacks_prompt_logprobs:
+                request.prompt_logprobs = [TokenLogprobs(-1.0, ((97, -0.5),)), TokenLogprobs(-2.0, ())]
             if request.request_id not in tokens:
                 continue
             self.seeds.add(request.params.seed)
@@ -48,8 +50,8 @@ class ForkedRunner(ScriptedRunner):
             if (index, position) == self.fails_at:
                 tokens[request.request_id] = RequestError("numerical_error", "not finite")
                 continue
-            if tokens[request.request_id] != EOS:
-                tokens[request.request_id] = ord(str(index))
+            if tokens[request.request_id] != (EOS,):
+                tokens[request.request_id] = (ord(f"{index:x}"),)
             if request.params.logprobs is not None:
                 request.logprobs.append(TokenLogprobs(LOGPROBS[index % 4], ()))
         return tokens
@@ -164,8 +166,40 @@ def test_a_stream_of_the_best_comes_at_its_end(connection: redis.Redis, sqlite_s
         ({"n": True}, "n: Input should be a valid integer"),
         ({"best_of": 17}, "best_of: Input should be less than or equal to 16, got 17"),
         ({"n": 4, "best_of": 3}, "best_of: 3 is below n, which is 4"),
+        ({"prompt_logprobs": 100_000}, "prompt_logprobs: Input should be less than or equal to 20, got 100000"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: Input should be greater than or equal to 0, got -1"),
+        ({"echo": True}, "echo: gives back a raw prompt as it was sent; this job has a chat template"),
+        ({"echo": "yes"}, "echo: Input should be a valid boolean"),
     ],
 )
 def test_bad_numbers_of_outputs_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob, match=message):
         parse_job({"schema_version": 1, "prompt": "abc", **fields})
+
+
+def test_token_ids_and_echo_cover_the_prompt(queue_connection: redis.Redis, store: JobStore) -> None:
+    job = {"prompt": "ab", "raw": True, "echo": True, "n": 2, "return_token_ids": True, "max_tokens": 3}
+    end, detail = ended(queue_connection, store, ForkedRunner(), **job)
+    assert end.value is not None
+    assert [choice["text"] for choice in end.value["choices"]] == ["ab000", "ab111"]
+    assert (end.value["text"], end.value["prompt_token_ids"]) == ("ab000", [97, 98])
+    assert detail.result is not None
+    assert (detail.result.text, detail.result.prompt_token_ids) == ("000", [97, 98])
+
+
+def test_log_probabilities_of_the_prompt_are_kept(queue_connection: redis.Redis, store: JobStore) -> None:
+    end, detail = ended(queue_connection, store, ForkedRunner(), prompt="abc", n=2, prompt_logprobs=1, max_tokens=3)
+    expected = [
+        {"token_id": 97, "token": "a", "logprob": None, "top_logprobs": []},
+        {
+            "token_id": 98,
+            "token": "b",
+            "logprob": -1.0,
+            "top_logprobs": [{"token_id": 97, "token": "a", "logprob": -0.5}],
+        },
+        {"token_id": 99, "token": "c", "logprob": -2.0, "top_logprobs": []},
+    ]
+    assert end.value is not None
+    assert end.value["prompt_logprobs"] == expected
+    assert detail.result is not None
+    assert detail.result.prompt_logprobs == expected

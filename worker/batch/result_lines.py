@@ -8,7 +8,7 @@ from worker.batch.records import LineFault, job_id_of
 from worker.batch.results import EndedJob
 from worker.openai_api.errors import MODEL_NOT_FOUND, ApiError, error_of_job
 from worker.openai_api.fields import Endpoint
-from worker.openai_api.responses import Choice, ResponseHead, Usage, completion
+from worker.openai_api.responses import Choice, ResponseHead, Usage, completion, echoed_logprobs
 from worker.records import JobState
 from worker.sql.unfinished import DEADLINE_EXCEEDED
 
@@ -47,9 +47,16 @@ def _completion(endpoint: Endpoint, job: EndedJob) -> Mapping[str, Any]:
     assert job.text is not None, "a job that is done has its output"
     head = ResponseHead(endpoint, job.job_id, job.ended_at, job.model or UNKNOWN_MODEL)
     usage = Usage(job.prompt_tokens or 0, job.completion_tokens or 0, job.cached_tokens)
-    first = Choice(job.text, job.finish_reason or "stop", job.logprobs)
-    further = [Choice(choice.text, choice.finish_reason or "stop", choice.logprobs) for choice in job.choices]
-    return completion(head, [first, *further], usage)
+    payload = json.loads(job.payload)
+    echo, before = ("", None)
+    if payload.get("echo"):
+        echo, before = payload["prompt"], job.prompt_logprobs
+    outputs = [(job.text, job.finish_reason, job.logprobs)]
+    outputs += [(choice.text, choice.finish_reason, choice.logprobs) for choice in job.choices]
+    choices = [
+        Choice(echo + text, reason or "stop", echoed_logprobs(before, logprobs)) for text, reason, logprobs in outputs
+    ]
+    return completion(head, choices, usage, job.prompt_logprobs)
 
 
 def _response(job_id: str, status: int, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class EndedJob:
     completion_tokens: int | None
     cached_tokens: int | None
     logprobs: list[dict[str, Any]] | None
+    prompt_logprobs: list[dict[str, Any]] | None
+    payload: str  # the job's JSON object
     choices: tuple[Choice, ...] = ()  # the outputs beside the first
 
 
@@ -107,6 +109,8 @@ def _ended(job_ids: Sequence[str]) -> Select[*tuple[Any, ...]]:
             ResultRow.completion_tokens,
             JobStatsRow.prefix_hit_tokens,
             ResultRow.logprobs,
+            ResultRow.prompt_logprobs,
+            JobRow.payload,
         )
         .outerjoin(ResultRow, ResultRow.job_id == JobRow.id)
         .outerjoin(JobStatsRow, JobStatsRow.job_id == JobRow.id)

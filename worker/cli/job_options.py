@@ -34,6 +34,10 @@ JOB_OPTIONS = (
     click.option("--json-schema", "response_format", type=SchemaFile(), metavar="FILE", help="The output follows it."),
     click.option("--logprobs", is_flag=True, default=None, help="Keep the log-probability of each output token."),
     click.option("--top-logprobs", type=int, help="And of that many of the most likely tokens."),
+    click.option(
+        "--prompt-logprobs", type=int, help="Keep those of the prompt's tokens, with so many of the likeliest."
+    ),
+    click.option("--echo", is_flag=True, default=None, help="Give the prompt back before the output (with --raw)."),
     click.option("--n", type=int, help="Outputs of the one prompt.  [default: 1]"),
     click.option("--best-of", type=int, help="Generate so many, keep the --n whose tokens are likeliest on average."),
     click.option("--seed", type=int, help="Default: derived from the job's id."),

@@ -121,6 +121,7 @@ COMMON: Mapping[str, Rule] = {
     "min_tokens": same,
     "ignore_eos": same,
     "stop_token_ids": same,
+    "prompt_logprobs": same,
 }
 
 FIELDS: Mapping[Endpoint, Mapping[str, Rule]] = {
@@ -151,7 +152,7 @@ FIELDS: Mapping[Endpoint, Mapping[str, Rule]] = {
         "prompt": _prompt,
         "max_tokens": _max_tokens,
         "best_of": same,
-        "echo": only(False),
+        "echo": same,
         "logprobs": _top_logprobs,
         "suffix": unsupported,
     },

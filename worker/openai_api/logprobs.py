@@ -17,9 +17,16 @@ def logprobs_object(endpoint: Endpoint, entries: Sequence[Mapping[str, Any]] | N
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [{one["token"]: one["logprob"] for one in entry["top_logprobs"]} for entry in entries],
+        "top_logprobs": [_top(entry) for entry in entries],
         "text_offset": list(_offsets(entries)),
     }
+
+
+def _top(entry: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return the most likely tokens; None at a prompt's first token, of which there is no probability."""
+    if entry["logprob"] is None:
+        return None
+    return {one["token"]: one["logprob"] for one in entry["top_logprobs"]}
 
 
 def _with_top(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,9 +51,12 @@ def parse_request(
         raise refusal(None, f"the body must be a JSON object, got {shorten(body)}", "invalid_body")
     given = {name: value for name, value in body.items() if value is not None}
     fields = {**DEFAULTS[endpoint], **(defaults or {}), **_job_fields(endpoint, given), **(extra or {})}
+    if fields.get("echo") is True and fields.get("logprobs"):  # then those of the prompt too
+        fields.setdefault("prompt_logprobs", fields["top_logprobs"])
     stream, include_usage = _streaming(given)
-    if stream and fields.get("logprobs"):
-        raise refusal("logprobs", "is not supported with stream; ask for the whole answer", UNSUPPORTED_VALUE)
+    for name in ("logprobs", "prompt_logprobs", "echo"):
+        if stream and (value := fields.get(name)) is not None and value is not False:
+            raise refusal(name, "is not supported with stream; ask for the whole answer", UNSUPPORTED_VALUE)
     try:
         payload = valid_payload(fields)
     except InvalidJob as error:

@@ -36,7 +36,7 @@ class Choice:
 
     text: str
     finish_reason: str
-    logprobs: Sequence[Mapping[str, Any]] | None = None  # of each output token, as a job's result has them
+    logprobs: Sequence[Mapping[str, Any]] | None = None  # of each token of `text`, as a job's result has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,37 @@ class Usage:
     cached_tokens: int | None = None
 
 
-def completion(head: ResponseHead, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
-    """Return the `chat.completion` or `text_completion` object of a job that is done."""
+def completion(
+    head: ResponseHead,
+    choices: Sequence[Choice],
+    usage: Usage,
+    prompt_logprobs: Sequence[Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Return the `chat.completion` or `text_completion` object of a job that is done, with `prompt_logprobs`, beyond
+    OpenAI's, where the job asked for them."""
+    asked = {} if prompt_logprobs is None else {"prompt_logprobs": list(prompt_logprobs)}
     return {
         **_frame(head, _OBJECTS[head.endpoint]),
         "choices": [_choice(head.endpoint, index, choice) for index, choice in enumerate(choices)],
         "usage": usage_object(usage),
+        **asked,
     }
 
 
-def choices_of(value: Mapping[str, Any]) -> list[Choice]:
+def choices_of(value: Mapping[str, Any], *, echo: bool) -> list[Choice]:
     """Return the outputs of a job that is done, as its result tells them to a producer."""
-    outputs = value.get("choices", [value])
-    return [Choice(output["text"], output["finish_reason"], output.get("logprobs")) for output in outputs]
+    before = value.get("prompt_logprobs") if echo else None
+    return [
+        Choice(output["text"], output["finish_reason"], echoed_logprobs(before, output.get("logprobs")))
+        for output in value.get("choices", [value])
+    ]
+
+
+def echoed_logprobs(
+    before: Sequence[Mapping[str, Any]] | None, logprobs: Sequence[Mapping[str, Any]] | None
+) -> Sequence[Mapping[str, Any]] | None:
+    """Return the log-probabilities of an output, with those of the prompt before them, where it is echoed."""
+    return logprobs if before is None or logprobs is None else [*before, *logprobs]
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

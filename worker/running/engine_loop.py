@@ -173,8 +173,9 @@ class EngineLoop:
         if len(job.grammars) == 1:
             (grammar,) = job.grammars
             return (self.engine.add(claim.execution_id, job.prompt, params, tenant=tenant, grammar=grammar),)
+        further = replace(params, prompt_logprobs=None)  # which are the first output's to note
         outputs = [
-            Output(replace(params, seed=seed_of_output(params.seed, index)), grammar)
+            Output(replace(further if index else params, seed=seed_of_output(params.seed, index)), grammar)
             for index, grammar in enumerate(job.grammars)
         ]
         return self.engine.add_group(claim.execution_id, job.prompt, outputs, tenant=tenant)
@@ -237,6 +238,7 @@ def sampling_params(job: PromptJob, job_id: str, room: int) -> SamplingParams:
         repetition_penalty=job.repetition_penalty,
         logit_bias=tuple((int(token), bias) for token, bias in job.logit_bias.items()),
         logprobs=job.top_logprobs if job.logprobs else 0 if num_outputs(job) > job.n else None,  # to find the best
+        prompt_logprobs=job.prompt_logprobs,
         seed=seed_of(job, job_id),
         stop=job.stop,
         stop_token_ids=frozenset(job.stop_token_ids),

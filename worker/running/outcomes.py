@@ -16,6 +16,7 @@ from worker.records import AttemptState, Choice, JobStats, Outcome, Retry
 from worker.running.choices import all_choices, kept_choices
 from worker.running.held import HeldJob
 from worker.running.job_stats import stats_of
+from worker.running.token_logprobs import described_prompt
 from worker.running.usage import usage_of
 from worker.sql.lookups import JobResult
 
@@ -68,6 +69,11 @@ class OutcomeBuilder:
             stats=stats_of(job, self._block_size, self._bytes_per_block, self._peak_memory_bytes()),
             logprobs=first.logprobs,
             choices=tuple(further),
+        )
+        outcome = replace(
+            outcome,
+            prompt_logprobs=described_prompt(job.outputs[0], self._detokenize),
+            prompt_token_ids=list(job.prompt) if job.claim.job.return_token_ids else None,
         )
         return expired(outcome) if is_aborted and job.expired and not job.cancel_requested else outcome
 
@@ -189,6 +195,8 @@ def broken_off(outcome: Outcome, error: Exception) -> Outcome:
         retry=None,
         logprobs=None,
         choices=(),
+        prompt_logprobs=None,
+        prompt_token_ids=None,
     )
 
 
@@ -197,10 +205,14 @@ def return_value(result: Outcome | JobResult, stats: JobStats | None, job: Promp
     asked: dict[str, Any] = {"token_ids": list(result.token_ids)} if job.return_token_ids else {}
     if result.logprobs is not None:
         asked["logprobs"] = result.logprobs
+    if result.prompt_logprobs is not None:
+        asked["prompt_logprobs"] = result.prompt_logprobs
+    if job.return_token_ids and result.prompt_token_ids is not None:
+        asked["prompt_token_ids"] = result.prompt_token_ids
     if job.n > 1:
         asked["choices"] = [_choice_value(choice, job) for choice in all_choices(result)]
     return {
-        "text": result.text,
+        "text": f"{echoed(job)}{result.text}",
         "finish_reason": result.finish_reason,
         "prompt_tokens": result.prompt_tokens,
         "completion_tokens": result.completion_tokens,
@@ -209,11 +221,16 @@ def return_value(result: Outcome | JobResult, stats: JobStats | None, job: Promp
     }
 
 
+def echoed(job: PromptJob) -> str:
+    """Return what a producer gets before each output."""
+    return (job.prompt or "") if job.echo else ""
+
+
 def _choice_value(choice: Choice, job: PromptJob) -> dict[str, Any]:
     asked: dict[str, Any] = {"token_ids": list(choice.token_ids)} if job.return_token_ids else {}
     if choice.logprobs is not None:
         asked["logprobs"] = choice.logprobs
-    return {"index": choice.index, "text": choice.text, "finish_reason": choice.finish_reason, **asked}
+    return {"index": choice.index, "text": echoed(job) + choice.text, "finish_reason": choice.finish_reason, **asked}
 
 
 def acknowledgement(outcome: Outcome) -> Acknowledgement:

@@ -40,6 +40,7 @@ class _Call:
     request: Request
     head: ResponseHead
     include_usage: bool
+    echo: bool  # the answer begins with the prompt
 
     @property
     def job_id(self) -> str:
@@ -66,7 +67,8 @@ def completions(endpoint: Endpoint) -> Handler:
             (job,) = prepare([parsed.payload])
             request.state.log["job_id"] = job.job_id
             model = str(parsed.payload.get("model") or await _model_name(services))
-            call = _Call(services, request, ResponseHead(endpoint, job.job_id, now, model), parsed.include_usage)
+            head, echo = ResponseHead(endpoint, job.job_id, now, model), bool(parsed.payload.get("echo"))
+            call = _Call(services, request, head, parsed.include_usage, echo)
             await _enqueue(call, job)
             response = await (_answer_as_it_comes(call) if parsed.stream else _answer_at_once(call))
         except BaseException:
@@ -114,7 +116,8 @@ async def _answer_at_once(call: _Call) -> Response:
             return as_response(TIMED_OUT)
     if end.state is not JobState.DONE or end.value is None:
         return as_response(error_of_end(end))
-    return JSONResponse(completion(call.head, choices_of(end.value), _usage(end.value)))
+    choices = choices_of(end.value, echo=call.echo)
+    return JSONResponse(completion(call.head, choices, _usage(end.value), end.value.get("prompt_logprobs")))
 
 
 async def _answer_as_it_comes(call: _Call) -> Response:

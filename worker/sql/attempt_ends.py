@@ -235,6 +235,8 @@ def _result_columns(attempt_id: int, outcome: Outcome, text: str) -> dict[str, A
         "completion_tokens": outcome.completion_tokens,
         "created_at": outcome.ended_at,
         "logprobs": outcome.logprobs,
+        "prompt_logprobs": outcome.prompt_logprobs,
+        "prompt_token_ids": outcome.prompt_token_ids,
     }
 
 

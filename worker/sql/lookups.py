@@ -45,6 +45,8 @@ class JobResult:
     completion_tokens: int
     created_at: datetime
     logprobs: list[dict[str, Any]] | None
+    prompt_logprobs: list[dict[str, Any]] | None
+    prompt_token_ids: list[int] | None
     choices: tuple[Choice, ...]  # the outputs beside the first
 
 

@@ -168,8 +168,9 @@ def _drop_texts(connection: Connection, job_ids: list[str]) -> None:
     dropped = ended.values(payload=PURGED_PAYLOAD, diagnosis=None).returning(JobRow.id)
     still_ended = connection.scalars(dropped).all()
     no_text: dict[str, Any] = {"text": "", "token_ids": [], "logprobs": None}
-    for table in (ResultRow, ChoiceRow):
-        connection.execute(update(table).where(table.job_id.in_(still_ended)).values(no_text))
+    no_prompt: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": None}
+    connection.execute(update(ResultRow).where(ResultRow.job_id.in_(still_ended)).values(no_text | no_prompt))
+    connection.execute(update(ChoiceRow).where(ChoiceRow.job_id.in_(still_ended)).values(no_text))
 
 
 def _delete_empty_batches(connection: Connection, before: datetime) -> int:

@@ -105,7 +105,7 @@ class Base(DeclarativeBase):
         int: BigInteger,
         float: Double,
         datetime: UtcDateTime,
-        list[int]: JSON,
+        list[int]: JSON(none_as_null=True),
         list[dict[str, Any]]: JSON(none_as_null=True),
         JobState: text_enum(JobState),
         AttemptState: text_enum(AttemptState),

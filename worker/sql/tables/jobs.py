@@ -110,6 +110,8 @@ class ResultRow(Base):
     completion_tokens: Mapped[int]  # of all outputs that were generated
     created_at: Mapped[datetime]
     logprobs: Mapped[list[dict[str, Any]] | None]  # of a job that asked for them; an object an output token
+    prompt_logprobs: Mapped[list[dict[str, Any]] | None]  # likewise; an object a prompt token
+    prompt_token_ids: Mapped[list[int] | None]  # of a job that asked for token ids
 
 
 class ChoiceRow(Base):
