@@ -210,8 +210,8 @@ class KVCacheManager:
         stop = num_full
         hits: list[int] = []  # blocks before `stop`, the last first
         for index in range(num_full - 1, -1, -1):
-            if len(hits) == stop - self._num_slid(stop * self._block_size):
-                break
+            if len(hits) == max(1, stop - self._num_slid(stop * self._block_size)):
+                break  # at least one: tokens behind no block at all were perhaps never computed
             block_id = self.pool.find(request.block_hashes[index])
             if block_id is None:
                 stop, hits = index, []

@@ -66,6 +66,13 @@ def test_a_gap_in_the_window_is_no_hit() -> None:
     manager.check_integrity([again])
 
 
+def test_a_window_of_one_token_has_no_hit_without_a_block() -> None:
+    manager = make_manager(window=1)
+    request = make_request(range(1, 12))
+    assert manager.admit(request)
+    assert request.num_computed_tokens == 0
+
+
 def test_a_sequence_far_longer_than_the_cache() -> None:
     harness = make_harness(window=8, num_blocks=8, max_model_len=500, max_num_seqs=2, token_budget=6)
     assert harness.config.most_blocks == 6
