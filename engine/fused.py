@@ -1,7 +1,6 @@
 """Fused parts, put into transformers' models by replacing modules: one mechanism for all architectures.
 
-Projections of the same input become one matmul. RMSNorm becomes torch's own. On a CPU with bfloat16 units, weights are
-kept in oneDNN's packed layout, which a plain linear layer would otherwise make anew at every call.
+Projections of the same input become one matmul, held as `engine.linears` says. RMSNorm becomes torch's own.
 """
 
 from collections.abc import Sequence
@@ -11,50 +10,62 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from engine.attention_layers import UnsupportedModel
+from engine.linears import LinearMaker, Numerics
+from engine.row_tiles import EvenActivation, RowTiles, is_uneven
+
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # projections of one input, by attribute name
-PACKED_FOR_ROWS = 32  # rows that oneDNN optimises the layout for; others work as well
+ACTIVATION_MODULES = {"transformers.activations", "torch.nn.modules.activation"}
 
 
-def fuse(model: PreTrainedModel) -> None:
-    """Replace what can be fused, in place; what a model builds otherwise stays as it is. After moving devices."""
-    packs = model.device.type == "cpu" and model.dtype is torch.bfloat16 and _has_native_bfloat16()
+def fuse(model: PreTrainedModel, numerics: Numerics) -> None:
+    """Replace what can be fused, in place; what a model builds otherwise stays as it is. After moving devices.
+
+    Raises UnsupportedModel for numerics that the model's device does not have.
+    """
+    maker = LinearMaker(numerics, model.device, model.dtype)
+    uneven: dict[type[nn.Module], bool] = {}
     for parent in list(model.modules()):
         for names in SIBLINGS:
             linears = [child for name in names if type(child := getattr(parent, name, None)) is nn.Linear]
             if len(linears) == len(names):
-                siblings = Siblings(linears, packed=packs)
+                siblings = Siblings(linears, maker)
                 for index, name in enumerate(names):
                     setattr(parent, name, Sibling(siblings, index))
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and packs:
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
+            if type(child) is nn.Linear:
+                setattr(parent, name, maker.make(child.weight, child.bias))
             elif type(child).__name__.endswith("RMSNorm"):
                 setattr(parent, name, _plain_rms_norm(child) or child)
+            elif numerics.batch_invariant and _is_activation(child) and model.device.type == "cpu":
+                if type(child) not in uneven:
+                    uneven[type(child)] = is_uneven(child, model.dtype)
+                setattr(parent, name, EvenActivation(child) if uneven[type(child)] else child)
+    if numerics.batch_invariant:
+        _refuse_other_weights(model)
 
 
-class PackedLinear(nn.Module):
-    """A bfloat16 linear layer on the CPU, its weight packed once."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        with torch.no_grad():
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_FOR_ROWS)
-        self.bias = bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return output
+def _refuse_other_weights(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModel for a matrix of weights that is neither in tiles nor looked up: experts, for example."""
+    in_tiles = {part for tiles in model.modules() if isinstance(tiles, RowTiles) for part in tiles.modules()}
+    for name, module in model.named_modules():
+        if module in in_tiles or isinstance(module, nn.Embedding):
+            continue
+        if any(parameter.ndim > 1 for parameter in module.parameters(recurse=False)):
+            raise UnsupportedModel(
+                f"batch_invariant is asked for, but its {name} ({type(module).__name__}) multiplies in its own way"
+            )
 
 
 class Siblings(nn.Module):
     """Several linear layers of one input as one: whichever is called first computes all."""
 
-    def __init__(self, linears: Sequence[nn.Linear], *, packed: bool) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], maker: LinearMaker) -> None:
         super().__init__()
         with torch.no_grad():
             weight = torch.cat([linear.weight for linear in linears])
             bias = _joined_bias(linears)
-        self.linear: nn.Module = PackedLinear(weight, bias) if packed else _linear(weight, bias)
+        self.linear = maker.make(weight, bias)
         self.sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._outputs: dict[int, Tensor] = {}
@@ -116,13 +127,5 @@ def _joined_bias(linears: Sequence[nn.Linear]) -> nn.Parameter | None:
     return nn.Parameter(torch.cat(parts), requires_grad=False)
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    return linear
-
-
-def _has_native_bfloat16() -> bool:
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def _is_activation(module: nn.Module) -> bool:
+    return type(module).__module__ in ACTIVATION_MODULES and not any(True for _ in module.parameters())

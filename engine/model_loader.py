@@ -17,6 +17,7 @@ from engine.attention_layers import UnsupportedModel, refuse_other_layers
 from engine.engine import ModelIdentity
 from engine.fused import fuse
 from engine.fused_layer import fuse_layers
+from engine.linears import Numerics
 from engine.paged_model import PagedModel
 from engine.self_test import eager_logits, self_test
 from kernels.native.building import NativeBuild
@@ -24,6 +25,7 @@ from kernels.native.library import NativeKernels
 
 NATIVE_SECONDS = 10.0  # that loading waits for a compiler at most; the next start finds what it made
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PLAIN = Numerics()
 
 
 class ModelNotFound(Exception):
@@ -55,7 +57,13 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load_model(
-    source: str, *, dtype: torch.dtype, device: torch.device, cache_dir: Path, native_kernels: bool = True
+    source: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    cache_dir: Path,
+    native_kernels: bool = True,
+    numerics: Numerics = PLAIN,
 ) -> LoadedModel:
     """Load, check and self-test a model.
 
@@ -65,13 +73,13 @@ def load_model(
     """
     if source.startswith(("/", "./", "../", "~")) and not Path(source).exists():
         raise ModelNotFound(f"model {source!r} does not exist")
-    has_use = native_kernels and device.type == "cpu" and dtype is torch.bfloat16
+    has_use = native_kernels and device.type == "cpu" and dtype is torch.bfloat16 and not numerics.batch_invariant
     build = NativeBuild(cache_dir) if has_use else None
     folder = str(_convert_gguf(Path(source), dtype, cache_dir)) if source.endswith(".gguf") else source
     _refuse_foreign_code(folder)
     model = _read_weights(source, folder, dtype=dtype, use_safetensors=True)
     native = None if build is None else build.wait(NATIVE_SECONDS)
-    paged = _paged(model.to(device), native)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
+    paged = _paged(model.to(device), native, numerics)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
     return LoadedModel(paged, ModelIdentity(source, paged.vocab_size, _stop_token_ids(model)), folder)
 
 
@@ -89,15 +97,15 @@ def _read_weights(source: str, folder: str, **options: Any) -> PreTrainedModel:
     return model
 
 
-def _paged(model: PreTrainedModel, native: NativeKernels | None) -> PagedModel:
+def _paged(model: PreTrainedModel, native: NativeKernels | None, numerics: Numerics) -> PagedModel:
     """Return the model over our attention and fused parts, self-tested. Raises UnsupportedModel."""
     try:
         refuse_other_layers(model)
         expected = eager_logits(model)
-        paged = PagedModel(model, native)
-        fuse(model)
+        paged = PagedModel(model, native, batch_invariant=numerics.batch_invariant)
+        fuse(model, numerics)
         fuse_layers(paged)
-        self_test(paged, expected)
+        self_test(paged, expected, numerics)
     except (UnsupportedModel, torch.OutOfMemoryError):
         raise
     except Exception as error:

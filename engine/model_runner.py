@@ -28,7 +28,8 @@ class ModelRunner:
         is_cpu = model.device.type == "cpu"
         if is_cpu:
             keep_freed_memory()
-        self._threads = ThreadGovernor(torch.get_num_threads() if is_cpu else 1)
+        # Another number of threads may add up in another order.
+        self._threads = ThreadGovernor(torch.get_num_threads() if is_cpu and not model.batch_invariant else 1)
         self.model = model
         self._prompts = PromptScorer(model.model)
         self.cache = KVCache(model.kv_shape(block_size, kv_dtype), num_blocks, model.device)

@@ -111,13 +111,19 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
 class PagedModel:
     """A causal language model of transformers, run on packed tokens over a KV cache."""
 
-    def __init__(self, model: PreTrainedModel, native: NativeKernels | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, native: NativeKernels | None = None, *, batch_invariant: bool = False
+    ) -> None:
         """Takes the model over, for our attention alone; `native` are the C kernels where there are any. Raises
-        UnsupportedModel."""
+        UnsupportedModel.
+
+        With `batch_invariant`, attention to a token does not depend on what else is in its step.
+        """
         config = model.config.get_text_config()
         self.model = model.eval()
         self.device = model.device
         self.dtype = model.dtype
+        self.batch_invariant = batch_invariant
         self.vocab_size: int = config.vocab_size
         self.max_model_len = _max_model_len(config)
         self._hook = patch_attention(model)
@@ -200,6 +206,7 @@ class PagedModel:
             device=self.device,
             window=rules.window,
             native=self._native_decode(cache, rules, num_heads, num_kv_heads),
+            batch_invariant=self.batch_invariant,
         )
 
     def _native_decode(

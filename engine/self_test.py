@@ -7,8 +7,10 @@ from transformers import PreTrainedModel
 from engine.attention_layers import UnsupportedModel
 from engine.attention_patches import set_reference_attention
 from engine.kv_cache import KVCache
+from engine.linears import Numerics, Weights
 from engine.paged_model import PagedModel
 from engine.probing import plan_of, probe_request
+from engine.scheduler import ScheduledRequest, SchedulerOutput
 
 NUM_TOKENS = 24
 BLOCK_SIZE = 4
@@ -17,19 +19,24 @@ FIRST_CHUNK = 13  # ends inside a block, so that the second chunk reads a partly
 # wholly ours, is off by about 1; rounding in the narrow types stays well below these.
 TOLERANCE = {torch.float32: 0.002, torch.float16: 0.1, torch.bfloat16: 0.4}
 
+INT8_TOLERANCE = 0.5
 
-def self_test(model: PagedModel, expected: Tensor) -> None:
+
+def self_test(model: PagedModel, expected: Tensor, numerics: Numerics) -> None:
     """Raise UnsupportedModel unless chunked, paged logits equal `expected`, those of `eager_logits` on the same tokens.
 
     To be taken before anything in the model is replaced, so that the gate covers the replacements too.
     """
     paged = _paged_logits(model, _token_ids(model.vocab_size).tolist())
     difference = (paged - expected).abs().max() / expected.std()
-    if not difference <= TOLERANCE[model.dtype]:  # also refuses NaN
+    most = TOLERANCE[model.dtype] if numerics.weights is Weights.DTYPE else INT8_TOLERANCE
+    if not difference <= most:  # also refuses NaN
         raise UnsupportedModel(
             f"its paged logits differ from eager attention by {difference:.3g} standard deviations; "
-            f"at most {TOLERANCE[model.dtype]} is rounding"
+            f"at most {most} is rounding"
         )
+    if numerics.batch_invariant:
+        _check_invariance(model, paged)
 
 
 def eager_logits(model: PreTrainedModel) -> Tensor:
@@ -58,3 +65,23 @@ def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
     for start, stop in ((0, FIRST_CHUNK), (FIRST_CHUNK, NUM_TOKENS)):
         logits = model.forward(model.build_input(plan_of(request, start, stop), cache))
     return logits[-1]
+
+
+def _check_invariance(model: PagedModel, alone: Tensor) -> None:
+    """Raise UnsupportedModel unless logits have the bits of `alone` beside other requests, in other chunks as well."""
+    token_ids, size = _token_ids(model.vocab_size).tolist(), NUM_TOKENS // BLOCK_SIZE
+    for beside in (0, 1, 9, 60):
+        for cuts in ((NUM_TOKENS,), (7, 8, NUM_TOKENS)):
+            cache = KVCache(model.kv_shape(BLOCK_SIZE), 2 * size + beside, model.device)
+            request = probe_request(token_ids, range(size, 2 * size))
+            others = [probe_request(token_ids[:1], [2 * size + index]) for index in range(beside)]
+            logits = torch.empty(0)
+            for start, stop in zip((0, *cuts), cuts, strict=False):
+                shares = [ScheduledRequest(other, 0, 1) for other in others]
+                shares.append(ScheduledRequest(request, start, stop - start))
+                plan = SchedulerOutput(tuple(shares), beside + stop - start, ())
+                logits = model.forward(model.build_input(plan, cache))[-1]
+            if not torch.equal(logits, alone):
+                raise UnsupportedModel(
+                    "batch_invariant is asked for, but on this device its logits depend on what else is in a step"
+                )

@@ -71,28 +71,28 @@ def _attend_chunk(q: Tensor, keys: Cache, values: Cache, chunk: ChunkPart, rules
     k, v = (cache.gather(chunk.block_ids, 1).multiplied() for cache in (keys, values))
     for tile in chunk.tiles:
         rows, seen = slice(tile.start, tile.stop), slice(tile.first_key, tile.stop_key)
-        scores = _scores(q[:, rows].flatten(1, 2), Gathered(k[:, seen], None), rules)
+        scores = scores_of(q[:, rows].flatten(1, 2), Gathered(k[:, seen], None), rules)
         scores[:, :, -tile.mask.shape[1] :] += tile.mask
         scores = scores.view(*q[:, rows].shape[:3], -1)
         if rules.slopes is not None:
             keys_at = torch.arange(tile.first_key, tile.stop_key)
-            _add_slopes(scores, rules.slopes, keys_at - keys_at[tile.start - tile.stop :, None])
-        weights = _weights(scores, rules).flatten(1, 2)
+            add_slopes(scores, rules.slopes, keys_at - keys_at[tile.start - tile.stop :, None])
+        weights = weights_of(scores, rules).flatten(1, 2)
         output[:, rows] = torch.bmm(weights, v[:, seen]).view_as(q[:, rows])
 
 
 def _attend_decodes(q: Tensor, keys: Cache, values: Cache, part: DecodePart, rules: ScoreRules) -> Tensor:
     """Return the output of the part's rows. q and output: [num_kv_heads, num_rows, queries_per_kv_head, head_dim]."""
     num_kv_heads, num_rows, per_head, _ = q.shape
-    own_scores = _scores(q.flatten(0, 1), keys.gather(part.own.block_ids, num_rows), rules)
+    own_scores = scores_of(q.flatten(0, 1), keys.gather(part.own.block_ids, num_rows), rules)
     own_scores = own_scores.view(num_kv_heads, num_rows, per_head, -1)
     if part.own.mask is not None:
         own_scores += part.own.mask
     if rules.slopes is not None:
-        _add_slopes(own_scores, rules.slopes, part.own_distances + torch.arange(part.own.num_keys))
+        add_slopes(own_scores, rules.slopes, part.own_distances + torch.arange(part.own.num_keys))
     own_values = values.gather(part.own.block_ids, num_rows)
     if not part.shared:
-        return _sums(_weights(own_scores, rules).flatten(0, 1), own_values).view(q.shape)
+        return _sums(weights_of(own_scores, rules).flatten(0, 1), own_values).view(q.shape)
     width = part.num_shared_keys
     scores = q.new_empty(num_kv_heads, num_rows, per_head, width + part.own.num_keys)
     if part.has_gaps:
@@ -101,8 +101,8 @@ def _attend_decodes(q: Tensor, keys: Cache, values: Cache, part: DecodePart, rul
     for shared in part.shared:
         _put_shared_scores(scores, q, keys, shared, rules)
     if rules.slopes is not None:
-        _add_slopes(scores[..., :width], rules.slopes, part.shared_distances + torch.arange(width))
-    weights = _weights(scores, rules)
+        add_slopes(scores[..., :width], rules.slopes, part.shared_distances + torch.arange(width))
+    weights = weights_of(scores, rules)
     output = _sums(weights[..., width:].flatten(0, 1), own_values).view(q.shape)
     for shared in part.shared:
         _add_shared_output(output, weights, values, shared)
@@ -113,7 +113,7 @@ def _put_shared_scores(scores: Tensor, q: Tensor, keys: Cache, shared: SharedPar
     """Write the scores of the members over their groups' prefixes, the first columns of `scores`."""
     runs, (num_kv_heads, _, per_head, head_dim) = shared.runs, q.shape
     matrices = q.index_select(1, shared.members).view(num_kv_heads * runs.num_runs, -1, head_dim)
-    by_member = _scores(matrices, keys.gather(runs.block_ids, runs.num_runs), rules)
+    by_member = scores_of(matrices, keys.gather(runs.block_ids, runs.num_runs), rules)
     by_member = by_member.view(num_kv_heads, -1, per_head, runs.num_keys)
     if runs.mask is not None:
         by_member += runs.mask.repeat_interleave(by_member.shape[1] // runs.num_runs, dim=0)
@@ -134,7 +134,7 @@ def _add_shared_output(output: Tensor, weights: Tensor, values: Cache, shared: S
     output.index_add_(1, shared.kept_members, by_member)
 
 
-def _scores(queries: Tensor, keys: Gathered, rules: ScoreRules) -> Tensor:
+def scores_of(queries: Tensor, keys: Gathered, rules: ScoreRules) -> Tensor:
     """Return the unmasked scores, a matrix each: [n, num_queries, num_keys]. queries: [n, num_queries, head_dim]."""
     ignored = queries.new_empty(1, 1, 1)
     scores = torch.baddbmm(ignored, queries, keys.numbers.transpose(1, 2), beta=0, alpha=rules.scale)
@@ -148,13 +148,13 @@ def _sums(weights: Tensor, values: Gathered) -> Tensor:
     return torch.bmm(weights if values.scales is None else weights * values.scales, values.numbers)
 
 
-def _add_slopes(scores: Tensor, slopes: Tensor, distances: Tensor) -> None:
-    """Add slopes times key position - query position, [num_rows, num_keys], to scores as `_weights` takes them."""
+def add_slopes(scores: Tensor, slopes: Tensor, distances: Tensor) -> None:
+    """Add slopes times key position - query position, [num_rows, num_keys], to scores as `weights_of` takes them."""
     by_head = slopes.float().view(scores.shape[0], 1, scores.shape[2], 1)
     scores += (by_head * distances[:, None]).to(scores.dtype)
 
 
-def _weights(scores: Tensor, rules: ScoreRules) -> Tensor:
+def weights_of(scores: Tensor, rules: ScoreRules) -> Tensor:
     """Return the softmax of masked scores, [num_kv_heads, num_rows, queries_per_kv_head, num_keys]."""
     if rules.sinks is None:
         return scores.softmax(dim=-1)

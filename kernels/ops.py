@@ -8,7 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from kernels import cpu, cpu_plan, triton_plan
+from kernels import cpu, cpu_invariant, cpu_plan, triton_plan
+from kernels.cpu_invariant import InvariantPlan
 from kernels.cpu_plan import CpuPlan
 from kernels.kv_scales import KVScales
 from kernels.native.decoding import NativeDecode
@@ -16,7 +17,7 @@ from kernels.paged_batch import PagedBatch
 from kernels.score_rules import ScoreRules
 from kernels.triton_plan import SplitRule, TritonPlan
 
-AttentionPlan: TypeAlias = CpuPlan | TritonPlan
+AttentionPlan: TypeAlias = CpuPlan | InvariantPlan | TritonPlan
 
 
 def plan_attention(
@@ -28,12 +29,16 @@ def plan_attention(
     device: torch.device,
     window: int | None = None,
     native: NativeDecode | None = None,
+    batch_invariant: bool = False,
 ) -> AttentionPlan:
     """Prepare one step's attention for every layer of that window. `dtype` is that of the queries; `native` attends to
-    the decodes on a CPU, if given."""
+    the decodes on a CPU, if given. With `batch_invariant`, a query's result has the same bits whatever else the step
+    holds, and there is no `native`."""
     if device.type == "cpu":
+        if batch_invariant:
+            return cpu_invariant.plan_attention(batch, dtype, window)
         return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, window, native)
-    rule = SplitRule.of(device, num_kv_heads)
+    rule = SplitRule.invariant() if batch_invariant else SplitRule.of(device, num_kv_heads)
     return triton_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, device, rule, window)
 
 
@@ -48,6 +53,8 @@ def paged_attention(
     """Attend over the blocks as planned. Shapes as in `kernels.reference.paged_attention`."""
     if isinstance(plan, CpuPlan):
         return cpu.paged_attention(query, key_cache, value_cache, plan, rules, scales)
+    if isinstance(plan, InvariantPlan):
+        return cpu_invariant.paged_attention(query, key_cache, value_cache, plan, rules, scales)
     from kernels import triton_attention
 
     return triton_attention.paged_attention(query, key_cache, value_cache, plan, rules, scales)

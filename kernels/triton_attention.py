@@ -180,6 +180,8 @@ def attend_tile(  # type: ignore[no-untyped-def]
     positions = tl.load(positions_ptr + queries, mask=is_row, other=0)
     row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     tokens = tl.load(tokens_ptr + queries, mask=is_row, other=0).to(tl.int64)
+    if WINDOW is not None:  # the last key that no row sees any more: a tile's first key may be one before it
+        last_hidden = tl.min(tl.where(is_row, positions, 2147483647)) - WINDOW
     query_offsets = tokens * query_token_stride + heads * query_head_stride
     query = tl.load(query_ptr + query_offsets[:, None] + dims[None, :], mask=row_mask, other=0.0)
     if slopes_ptr is not None:
@@ -193,6 +195,8 @@ def attend_tile(  # type: ignore[no-untyped-def]
     for start in range(first_key, stop_key, TILE_KEYS):
         keys_at = start + tl.arange(0, TILE_KEYS)
         stored = keys_at < stop_key  # nothing beyond is read: 0 * NaN would spread
+        if WINDOW is not None:
+            stored &= keys_at > last_hidden
         blocks = tl.load(table_ptr + keys_at // BLOCK_SIZE, mask=stored, other=0).to(tl.int64)
         offsets = blocks * cache_block_stride + keys_at % BLOCK_SIZE * cache_slot_stride
         key_mask = (dims < HEAD_DIM)[:, None] & stored[None, :]

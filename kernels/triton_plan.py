@@ -22,6 +22,7 @@ Ints: TypeAlias = "array[int]"  # which Python 3.11 cannot evaluate
 MIN_TILE = 16  # the least that a matrix instruction takes of rows, of keys and of a head's elements
 CHUNK_TILE_ROWS = 64
 KEY_ALIGNMENT = 64  # splits fall on multiples, so that only a range's last iteration is not full
+NEVER = 2**62  # keys: more than there are
 ALIGNMENT = 4  # int32 values: Triton compiles anew for a pointer that is no multiple of 16 bytes
 
 
@@ -32,6 +33,12 @@ class SplitRule:
     num_programs: int  # of one KV head, that keep the GPU busy
     min_part_keys: int = 512  # a part's partial result costs about as much as reading a few keys
     min_saved_keys: int = 4096  # reads that groups must save over the step: merging is one more launch
+    batch_invariant: bool = False  # whether a query's result must not depend on what else is in the step
+
+    @classmethod
+    def invariant(cls) -> "SplitRule":
+        """Return the rule by which a query's keys are never split, nor shared, and always taken in the same tiles."""
+        return cls(num_programs=1, min_part_keys=NEVER, min_saved_keys=NEVER, batch_invariant=True)
 
     @classmethod
     def of(cls, device: torch.device, num_kv_heads: int) -> "SplitRule":
@@ -99,8 +106,11 @@ def plan_attention(
     `queries_per_kv_head` is num_heads / num_kv_heads; `dtype` is the query's; `window` is that of `ScoreRules`.
     """
     runs = _runs(batch, rule, window)
-    tile_rows = tile_rows_for(max(len(run.tokens) for run in runs) * queries_per_kv_head, dtype)
-    builder = _Builder(batch, queries_per_kv_head, tile_rows, window)
+    most_rows = CHUNK_TILE_ROWS if rule.batch_invariant else max(len(run.tokens) for run in runs) * queries_per_kv_head
+    tile_rows = tile_rows_for(most_rows, dtype)
+    builder = _Builder(
+        batch, queries_per_kv_head, tile_rows, window, key_alignment=KEY_ALIGNMENT if rule.batch_invariant else 1
+    )
     tiles_per_run = [-(-len(run.tokens) * queries_per_kv_head // tile_rows) for run in runs]
     work = sum((run.stop_key - run.first_key) * count for run, count in zip(runs, tiles_per_run, strict=True))
     part_keys = max(rule.min_part_keys, work // rule.num_programs)
@@ -123,9 +133,10 @@ def _runs(batch: PagedBatch, rule: SplitRule, window: int | None) -> list[_Run]:
     starts = [0, *accumulate(sequence.num_new for sequence in batch.sequences)]
     groups = _groups(batch, rule, window)
     prefix_keys = {member: group.num_blocks * batch.block_size for group in groups for member in group.members}
+    alignment = KEY_ALIGNMENT if rule.batch_invariant else 1
     runs = []
     for index, sequence in enumerate(batch.sequences):
-        first_key = prefix_keys.get(index, _first_visible(sequence.num_context, window))
+        first_key = prefix_keys.get(index, _first_visible(sequence.num_context, window) // alignment * alignment)
         tokens = range(starts[index], starts[index + 1])
         positions = range(sequence.num_context, sequence.num_tokens)
         runs.append(_Run(index, tokens, positions, first_key, sequence.num_tokens, index not in prefix_keys))
@@ -157,11 +168,14 @@ def _first_visible(position: int, window: int | None) -> int:
 class _Builder:
     """Tiles as they are added, and the queries that are their rows."""
 
-    def __init__(self, batch: PagedBatch, queries_per_kv_head: int, tile_rows: int, window: int | None) -> None:
+    def __init__(
+        self, batch: PagedBatch, queries_per_kv_head: int, tile_rows: int, window: int | None, key_alignment: int
+    ) -> None:
         self._batch = batch
         self._per_head = queries_per_kv_head
         self._tile_rows = tile_rows
         self._window = window
+        self._key_alignment = key_alignment  # of a tile's first key: 1, or a multiple of an iteration's keys
         self._tiles = array("i")
         self._num_tokens = sum(sequence.num_new for sequence in batch.sequences)
         self._tokens = array("i", range(self._num_tokens))
@@ -191,7 +205,8 @@ class _Builder:
         for row in range(first_row, stop_row, self._tile_rows):
             num_rows = min(self._tile_rows, stop_row - row)
             positions = self._positions[row // self._per_head : (row + num_rows - 1) // self._per_head + 1]
-            first = max(first_key, _first_visible(min(positions), self._window))
+            visible = _first_visible(min(positions), self._window)
+            first = max(first_key, visible // self._key_alignment * self._key_alignment)
             stop = max(first, min(stop_key, max(positions) + 1))
             self._tiles.extend((run.table, row, num_rows, first, stop))
 

@@ -59,6 +59,14 @@ class Settings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="type of the weights, and of the KV cache unless kv_dtype says otherwise"
     )
+    weights: Literal["dtype", "int8"] = Field(
+        default="dtype",
+        description="how weights are held: as dtype, or the linear layers' in int8 (on a CPU; docs/precision.md)",
+    )
+    batch_invariant: bool = Field(
+        default=False,
+        description="a request's output is the same to the bit whatever runs beside it; slower (docs/determinism.md)",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto is a GPU where there is one")
     max_jobs: int = Field(
         default=1024,

@@ -79,6 +79,7 @@ def engine(
     \b
     Examples:
       scripts/bench engine --workload rag --repeats 3
+      scripts/bench engine --only pagemill --only pagemill-invariant --only pagemill-int8
       scripts/bench engine --workload mixed --vllm-python ~/vllm/bin/python
       scripts/bench engine --workload mixed --only pagemill --only pagemill-kv-int8
       scripts/bench engine --workload summary --requests 2 --only pagemill --only pagemill-ngram

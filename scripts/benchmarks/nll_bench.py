@@ -15,7 +15,8 @@ from torch.nn import functional
 from transformers import AutoTokenizer
 
 from engine.kv_cache import KVCache, choose_kv_dtype
-from engine.model_loader import DTYPES, LoadedModel, load_model
+from engine.linears import Numerics, Weights
+from engine.model_loader import DTYPES, PLAIN, LoadedModel, load_model
 from engine.paged_model import PagedModel
 from engine.probing import probe_request
 from engine.request import Request
@@ -34,11 +35,14 @@ class Variant:
 
     dtype: str
     kv_dtype: str = "auto"
+    numerics: Numerics = PLAIN
 
 
 VARIANTS: Mapping[str, Variant] = {
     "float32": Variant("float32"),
     "bfloat16": Variant("bfloat16"),
+    "bfloat16-invariant": Variant("bfloat16", numerics=Numerics(batch_invariant=True)),
+    "bfloat16-weights-int8": Variant("bfloat16", numerics=Numerics(Weights.INT8)),
     "bfloat16-kv-int8": Variant("bfloat16", "int8"),
     "bfloat16-kv-fp8": Variant("bfloat16", "fp8"),
 }
@@ -62,7 +66,11 @@ def nll(names: tuple[str, ...], num_windows: int, as_json: bool) -> None:
     for name in names or tuple(VARIANTS):
         variant = VARIANTS[name]
         loaded = load_model(
-            str(gguf), dtype=DTYPES[variant.dtype], device=torch.device("cpu"), cache_dir=gguf.parent / "converted"
+            str(gguf),
+            dtype=DTYPES[variant.dtype],
+            device=torch.device("cpu"),
+            cache_dir=gguf.parent / "converted",
+            numerics=variant.numerics,
         )
         windows = text_windows(loaded, num_windows, WINDOW_TOKENS)
         num_tokens = num_windows * (WINDOW_TOKENS - 1)

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv_cache import choose_kv_dtype
-from engine.model_loader import DTYPES, LoadedModel, load_model
+from engine.linears import Numerics, Weights
+from engine.model_loader import DTYPES, PLAIN, LoadedModel, load_model
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.speculation.prompt_lookup import PromptLookup
@@ -58,14 +59,24 @@ class Served:
 Serve = Callable[[LoadedModel, Sequence[BenchmarkRequest]], Served]
 
 
+@dataclass(frozen=True, slots=True)
+class System:
+    """How a system serves requests, and what it asks of the model beyond its type."""
+
+    serve: Serve
+    numerics: Numerics = PLAIN
+
+
 def run_system(
     name: str, requests: Sequence[BenchmarkRequest], dtype: str, gguf: Path, cache_dir: Path, started: float
 ) -> RunResult:
     """Load the model, answer a short prompt, then serve the requests once. `started` is the process's start, as
     `time.time` gives it."""
-    loaded = load_model(str(gguf), dtype=DTYPES[dtype], device=torch.device("cpu"), cache_dir=cache_dir)
+    serve, numerics = SYSTEMS[name].serve, SYSTEMS[name].numerics
+    loaded = load_model(
+        str(gguf), dtype=DTYPES[dtype], device=torch.device("cpu"), cache_dir=cache_dir, numerics=numerics
+    )
     load_s = time.time() - started
-    serve = SYSTEMS[name]
     serve(loaded, [BenchmarkRequest(requests[0].prompt[:WARM_UP_TOKENS], 1)])
     first_token_s = time.time() - started
     begun, begun_cpu = time.perf_counter(), time.process_time()
@@ -145,10 +156,12 @@ def _generate_padded(model: Any, batch: Sequence[BenchmarkRequest], num_tokens: 
     return rows
 
 
-SYSTEMS: Mapping[str, Serve] = {
-    "pagemill": _serve_pagemill,
-    "pagemill-kv-int8": partial(_serve_pagemill, kv_dtype="int8"),
-    "pagemill-kv-fp8": partial(_serve_pagemill, kv_dtype="fp8"),
-    "pagemill-ngram": partial(_serve_pagemill, make_drafter=PromptLookup),
-    "transformers-static": _serve_static,
+SYSTEMS: Mapping[str, System] = {
+    "pagemill": System(_serve_pagemill),
+    "pagemill-invariant": System(_serve_pagemill, Numerics(batch_invariant=True)),
+    "pagemill-int8": System(_serve_pagemill, Numerics(Weights.INT8)),
+    "pagemill-kv-int8": System(partial(_serve_pagemill, kv_dtype="int8")),
+    "pagemill-kv-fp8": System(partial(_serve_pagemill, kv_dtype="fp8")),
+    "pagemill-ngram": System(partial(_serve_pagemill, make_drafter=PromptLookup)),
+    "transformers-static": System(_serve_static),
 }

@@ -173,3 +173,21 @@ def test_ops_follows_the_plan() -> None:
 def test_a_head_that_is_too_wide_is_refused() -> None:
     with pytest.raises(ValueError, match=r"head_dim is 512; with a cache of torch.float32 it must be at most 256"):
         attend(poisoned_case("first-token", Heads(1, 1, 512)))
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_bits_do_not_depend_on_the_batch(window: int | None) -> None:
+    """The same alone, beside others, in chunks and token by token, though others would split and share."""
+    case = poisoned_case("shared-by-decodes-and-chunks", dtype=torch.float16)
+    case = replace(case, rules=replace(case.rules, window=window))
+    check(case, SplitRule.invariant())
+    together = attend(case, SplitRule.invariant())
+    start = 0
+    for sequence in case.batch.sequences:
+        query = case.query[start : start + sequence.num_new]
+        for size in (1, sequence.num_new):
+            cuts = range(0, sequence.num_new, size)
+            pieces = tuple(PagedSequence(sequence.block_ids, sequence.num_context + cut, size) for cut in cuts)
+            apart = replace(case, query=query, batch=PagedBatch(pieces, case.batch.block_size))
+            assert torch.equal(attend(apart, SplitRule.invariant()), together[start : start + sequence.num_new])
+        start += sequence.num_new

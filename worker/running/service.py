@@ -17,6 +17,7 @@ from engine.attention_layers import UnsupportedModel
 from engine.config import EngineConfig
 from engine.engine import Engine, Runner
 from engine.kv_cache import UnsupportedCache, choose_kv_dtype
+from engine.linears import Numerics, Weights
 from engine.memory import peak_memory_bytes, spare_kv_bytes
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
 from engine.model_runner import ModelRunner
@@ -138,6 +139,7 @@ def _load(settings: Settings, field: str, source: str | None) -> LoadedModel:
         raise ConfigurationError("model: is not set; name a hub id, a local folder or a GGUF file (PAGEMILL_MODEL)")
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
+    numerics = Numerics(Weights(settings.weights), settings.batch_invariant)
     if not sys.stderr.isatty():
         disable_progress_bar()
     started = time.monotonic()
@@ -148,6 +150,7 @@ def _load(settings: Settings, field: str, source: str | None) -> LoadedModel:
             device=device,
             cache_dir=settings.data_dir / "models",
             native_kernels=settings.native_kernels,
+            numerics=numerics,
         )
     except ModelNotFound as error:
         raise ConfigurationError(f"{field}: {error}") from error
