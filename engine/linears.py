@@ -15,6 +15,7 @@ INT8_MOST = 127
 DIGIT = 256  # two int8 digits of an activation: 256 * high + low
 ACTIVATION_MOST = INT8_MOST * DIGIT + INT8_MOST
 MOST_ROWS_BY_DIGITS = 128
+NOTHING: list[float] = []  # arguments of an operation behind the product
 TINY = torch.finfo(torch.float32).tiny  # instead of a scale of 0
 
 
@@ -66,10 +67,22 @@ class Int8Linear(nn.Module):
         # With 128 more the low byte is unsigned; with its highest bit flipped it is that minus 128, signed.
         numbers = (rows * (ACTIVATION_MOST / greatest)).round_().to(torch.int16).add_(128).bitwise_xor_(128)
         digits = numbers.view(torch.int8).view(*rows.shape, 2).permute(2, 0, 1).reshape(-1, rows.shape[1])
-        options = (None, 1.0, 0, torch.float32, "none", [], "")
-        products: Tensor = torch.ops.onednn.qlinear_pointwise(
-            digits, 1.0, 0, self._packed, self._ones, self._zeros, *options
+        inputs = (
+            digits,
+            1.0,
+            0,
+            self._packed,
+            self._ones,
+            self._zeros,
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            NOTHING,
+            "",
         )
+        products: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs)
         low, high = products.chunk(2)
         return low.add_(high, alpha=DIGIT).mul_(self._scales).mul_(greatest.div_(ACTIVATION_MOST))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def load(folder: Path, name: str, dtype: torch.dtype, numerics: Numerics = INVAR
     return load_model(str(folder), dtype=dtype, device=CPU, cache_dir=folder / "cache", numerics=numerics)
 
 
-def run(loaded: LoadedModel, chosen: Sequence[int], **changes: int | bool) -> tuple[dict[int, object], int]:
+def run(loaded: LoadedModel, chosen: Sequence[int], **changes: Any) -> tuple[dict[int, object], int]:
     """Return, by prompt, tokens and log-probabilities of chosen prompts in one engine, and its preemptions."""
     engine = make_engine(loaded, **changes)
     requests: dict[int, Request] = {}
