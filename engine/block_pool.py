@@ -1,7 +1,7 @@
 """The block pool: which KV blocks are held, by how many requests, and which free ones still hold reusable content."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockPool:
@@ -11,8 +11,10 @@ class BlockPool:
     front for new content, a request with the same prefix gets it back.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, on_loss: Callable[[int, bytes], None] | None = None) -> None:
+        """`on_loss` is told of each block whose content is about to be overwritten, with its hash."""
         self.num_blocks = num_blocks
+        self._on_loss = on_loss
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_of_hash: dict[bytes, int] = {}
@@ -47,6 +49,10 @@ class BlockPool:
         """Return the block with this content, or None."""
         return self._block_of_hash.get(block_hash)
 
+    def hashes_of(self, block_ids: Iterable[int]) -> list[bytes]:
+        """Return the content hashes of those blocks that have one."""
+        return [block_hash for block_id in block_ids if (block_hash := self._hashes[block_id]) is not None]
+
     def is_free(self, block_id: int) -> bool:
         return block_id in self._free
 
@@ -63,6 +69,9 @@ class BlockPool:
             raise ValueError(f"{count} blocks asked for, {len(self._free)} free")
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block_id in blocks:
+            block_hash = self._hashes[block_id]
+            if block_hash is not None and self._on_loss is not None:
+                self._on_loss(block_id, block_hash)
             self._forget(block_id)
             self._ref_counts[block_id] = 1
         return blocks

@@ -1,12 +1,13 @@
 """The KV cache manager: gives requests their blocks, finds prefix hits and keeps the accounts of blocks held."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.block_hash import block_hash, root_hash
 from engine.block_ledger import BlockLedger, nanoseconds
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.forking import BlockCopy, shared_prompt
+from engine.offloading import Offload, Transfer
 from engine.request import Request
 
 
@@ -14,7 +15,9 @@ class KVCacheManager:
     """Block tables over one pool. `clock` returns seconds; only differences are used."""
 
     def __init__(self, config: EngineConfig, model_name: str, clock: Callable[[], float]) -> None:
-        self.pool = BlockPool(config.num_blocks)
+        self._transfers: list[Transfer] = []
+        self.offload = Offload(config.num_host_blocks, config.block_size, clock, self._transfers)
+        self.pool = BlockPool(config.num_blocks, self.offload.spill)
         self.block_ledger = BlockLedger(config.num_blocks, nanoseconds(clock()))
         self._block_size = config.block_size
         self._window = config.window
@@ -22,7 +25,6 @@ class KVCacheManager:
         self._caching = config.enable_prefix_caching
         self._model_name = model_name
         self._clock = clock
-        self._copies: list[BlockCopy] = []
 
     def admit(self, request: Request) -> bool:
         """Give a request without blocks its prefix hits, if all its known tokens fit beside what is held now.
@@ -39,7 +41,7 @@ class KVCacheManager:
         num_slid = -(-num_hit // self._block_size) - len(hits)
         num_blocks = min(-(-request.num_tokens // self._block_size) - num_slid, self._most_blocks)
         num_copied = num_hit % self._block_size > 0  # a partly filled block is copied before it is written to
-        num_free_hits = sum(self.pool.is_free(block_id) for block_id in hits)
+        num_free_hits = sum(block_id is None or self.pool.is_free(block_id) for block_id in hits)
         if max(0, num_blocks - len(hits)) + num_copied + num_free_hits > self.pool.num_free:
             return False
         self._reuse(request, hits, num_hit)
@@ -54,7 +56,7 @@ class KVCacheManager:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Extend the block table to hold `num_tokens` tokens, and put a copy in the place of the block that is written
-        to next where others read that too; see `take_copies`. Gives back what slid out of the window. Returns False,
+        to next where others read that too; see `take_transfers`. Gives back what slid out of the window. Returns False,
         with nothing else changed, without room."""
         self._slide(request)
         num_own = len(request.block_ids)
@@ -83,11 +85,11 @@ class KVCacheManager:
             self._take(request, self.pool.allocate(missing))
         return True
 
-    def take_copies(self) -> tuple[BlockCopy, ...]:
-        """Return the copies that are to be made before the next step's first write; they are its plan's from now on."""
-        copies = tuple(self._copies)
-        self._copies.clear()
-        return copies
+    def take_transfers(self) -> tuple[Transfer, ...]:
+        """Return what is to be copied before the next step's first write; it is its plan's from now on."""
+        transfers = tuple(self._transfers)
+        self._transfers.clear()
+        return transfers
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Offer the blocks filled by the first `num_tokens` known tokens to the prefix cache.
@@ -116,9 +118,15 @@ class KVCacheManager:
         request.num_cached_blocks = 0
         request.num_computed_tokens = 0
 
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Let the content of blocks that are held not be reused, nor what the host has of the same."""
+        self.offload.forget(self.pool.hashes_of(block_ids))
+        self.pool.forget(block_ids)
+
     def forget_all(self) -> None:
         """Let no block's content be reused."""
         self.advance(nanoseconds(self._clock()))
+        self.offload.host.forget_all()
         self.pool.forget_all()
 
     def settle(self, request: Request) -> None:
@@ -157,16 +165,26 @@ class KVCacheManager:
             return None
         return holder.block_ids[first : -(-num_tokens // self._block_size)]
 
-    def _reuse(self, request: Request, block_ids: list[int], num_tokens: int) -> None:
+    def _reuse(self, request: Request, hits: Sequence[int | None], num_tokens: int) -> None:
         """Let a request without blocks hold these, which have the KV of its first `num_tokens` tokens, but for what
-        slid out of the window."""
+        slid out of the window; None is a block that the host has."""
         self._account(request)
-        self.pool.share(block_ids)
-        request.num_slid_blocks = -(-num_tokens // self._block_size) - len(block_ids)
+        self.pool.share(block_id for block_id in hits if block_id is not None)
+        request.num_slid_blocks = -(-num_tokens // self._block_size) - len(hits)
         request.block_ids.extend([0] * request.num_slid_blocks)
-        self._take(request, block_ids)
+        self._take(request, self._restored(request, hits))
         request.num_cached_blocks = num_tokens // self._block_size
         request.num_computed_tokens = num_tokens
+
+    def _restored(self, request: Request, hits: Sequence[int | None]) -> list[int]:
+        """Return the hits with those that the host has in blocks again, which have a reference and a name."""
+        names = request.block_hashes[request.num_slid_blocks :]
+        missing = [names[index] for index, block_id in enumerate(hits) if block_id is None]
+        restored = self.offload.restore(missing, self.pool.allocate)
+        for name, block_id in zip(missing, restored, strict=True):
+            self.pool.cache(block_id, name)
+        in_order = iter(restored)
+        return [next(in_order) if block_id is None else block_id for block_id in hits]
 
     def _take(self, request: Request, block_ids: list[int]) -> None:
         """Put blocks that a request has a reference to at the end of its table."""
@@ -186,34 +204,35 @@ class KVCacheManager:
         if request.group is not None:
             request.group.figures.take((copy,), self._clock())
             request.group.figures.give_back((original,), self._clock())
-        self._copies.append(BlockCopy(original, copy))
+        self._transfers.append(BlockCopy(original, copy))
 
-    def _match_prefix(self, request: Request) -> tuple[list[int], int]:
-        """Return the blocks to reuse and the number of tokens hit. Of a window's, nothing before it need be there."""
+    def _match_prefix(self, request: Request) -> tuple[Sequence[int | None], int]:
+        """Return the blocks to reuse, None for one that the host has, and the number of tokens hit. Of a window's,
+        nothing before it need be there."""
         if not self._caching or request.lacks_prompt_logprobs:
             return [], 0
         num_full = (request.num_tokens - 1) // self._block_size
         if self._window is not None:
             return self._match_window(request, num_full)
-        hits: list[int] = []
+        hits: list[int | None] = []
         for index in range(num_full):
             self._extend_hashes(request, index + 1)
             block_id = self.pool.find(request.block_hashes[index])
-            if block_id is None:
+            if block_id is None and not self.offload.has(request.block_hashes[index]):
                 break
             hits.append(block_id)
         return hits, len(hits) * self._block_size
 
-    def _match_window(self, request: Request, num_full: int) -> tuple[list[int], int]:
+    def _match_window(self, request: Request, num_full: int) -> tuple[Sequence[int | None], int]:
         """Return the last run of cached blocks that is as long as what the token behind it sees of them."""
         self._extend_hashes(request, num_full)
         stop = num_full
-        hits: list[int] = []  # blocks before `stop`, the last first
+        hits: list[int | None] = []  # blocks before `stop`, the last first
         for index in range(num_full - 1, -1, -1):
             if len(hits) == max(1, stop - self._num_slid(stop * self._block_size)):
                 break  # at least one: tokens behind no block at all were perhaps never computed
             block_id = self.pool.find(request.block_hashes[index])
-            if block_id is None:
+            if block_id is None and not self.offload.has(request.block_hashes[index]):
                 stop, hits = index, []
             else:
                 hits.append(block_id)
@@ -243,4 +262,5 @@ class KVCacheManager:
             assert len(request.block_ids) * self._block_size >= request.num_computed_tokens, "computed beyond blocks"
             assert request.num_computed_tokens <= request.num_tokens, "more computed than known"
         self.pool.check_integrity(tables)
+        self.offload.host.check_integrity()
         self.block_ledger.check_integrity(self.pool.ref_counts)

@@ -17,6 +17,7 @@ class EngineConfig:
     token_budget: int = 512  # tokens a step may compute
     enable_prefix_caching: bool = True
     window: int | None = None  # tokens that any layer of the model sees, the newest included; None: some see all
+    num_host_blocks: int = 0  # KV blocks that the host's memory holds beside the pool's
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "token_budget"):
@@ -25,6 +26,8 @@ class EngineConfig:
                 raise ValueError(f"{field} is {value}; it must be at least 1")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window is {self.window}; it must be at least 1, or None")
+        if self.num_host_blocks < 0:
+            raise ValueError(f"num_host_blocks is {self.num_host_blocks}; it must be at least 0")
         if self.token_budget < self.max_num_seqs:
             raise ValueError(
                 f"token_budget is {self.token_budget}; it must be at least max_num_seqs ({self.max_num_seqs}), "

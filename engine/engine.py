@@ -11,12 +11,15 @@ from engine.config import EngineConfig
 from engine.forking import Output, check_outputs, request_id_of_output
 from engine.grammar import Grammar
 from engine.ledger import EngineLedger
+from engine.offload_policy import CopyTime
+from engine.offloading import OffloadFigures
 from engine.quarantine import DeviceOutOfMemory, EngineBroken, Quarantine
 from engine.request import ForkGroup, GroupFigures, Request, RequestError, RequestFigures, SamplingParams
 from engine.scheduler import NO_DRAFTS, Drafts, Sampled, Scheduler, SchedulerOutput, StepLimits
 from engine.speculation.speculator import NoSpeculation, Speculator
 from engine.stopping import Detokenize
 
+NO_OFFLOADING = OffloadFigures()
 CALM_STEPS = 64  # without the device running out of memory, before steps may double again
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,9 @@ class Runner(Protocol):
 
         Raises DeviceOutOfMemory when the step is too large for the device.
         """
+
+    def take_copy_times(self) -> Sequence[CopyTime]:
+        """Return what copies to the host and back took that ended since this was asked last."""
 
     def probe(self) -> None:
         """Run a smallest step through a free block. Raises when the model fails on that too."""
@@ -70,6 +76,7 @@ class EngineStatus:
     computed_tokens: int  # prompt and output tokens run through the model
     output_tokens: int  # sampled, of unfinished requests too
     preemptions: int
+    offload: OffloadFigures = NO_OFFLOADING
 
 
 class Engine:
@@ -182,6 +189,7 @@ class Engine:
         if not plan.scheduled:
             assert apart is None, "a group under suspicion has somebody who can go on"
             return []
+        began = self._clock()
         try:
             results = self._runner.run(plan)
         except DeviceOutOfMemory as error:
@@ -191,6 +199,7 @@ class Engine:
         except BaseException:
             self._start_over(plan)
             raise
+        self._note_times(plan, self._clock() - began)
         finished = self._account(plan, results)
         self._speculator.observe(plan, self._clock() - started)
         self._relax()
@@ -212,6 +221,12 @@ class Engine:
         self.ledger.charge_overhead()
         for request in self.scheduler.unfinished.values():
             self.scheduler.cache.settle(request)
+
+    def _note_times(self, plan: SchedulerOutput, seconds: float) -> None:
+        """Tell the offloading what a step took, and what copies took of it."""
+        copies = self._runner.take_copy_times()
+        alone = max(0.0, seconds - sum(copy.seconds for copy in copies))
+        self.scheduler.cache.offload.note_step(plan.num_tokens, len(plan.scheduled), alone, copies)
 
     def _account(self, plan: SchedulerOutput, results: Mapping[str, Sampled]) -> list[Request]:
         """Take in what a step computed."""
@@ -296,6 +311,7 @@ class Engine:
             computed_tokens=self.ledger.account.computed_tokens,
             output_tokens=self._output_tokens,
             preemptions=self._preemptions,
+            offload=self.scheduler.cache.offload.figures(),
         )
 
 

@@ -86,6 +86,10 @@ class KVCache:
             for index in self._memory:
                 ops.copy_blocks(*self.layers[index], sources, targets, self.scales[index])
 
+    def block_bytes(self) -> list[Tensor]:
+        """Return all memory as bytes, by block: [num_blocks, num_layers, 2, block_size, num_kv_heads, bytes] each."""
+        return [memory.view(torch.uint8).movedim(2, 0) for memory in self._memory]
+
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks that may hold NaN or infinity, before another request gets them."""
         for tensors in self._memory.values():

@@ -1,12 +1,18 @@
 """The model runner: the only code that runs the model. A plan in, a request's next tokens out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import torch
 
+from engine.block_copier import BlockCopier
 from engine.cpu_threads import ThreadGovernor
+from engine.forking import BlockCopy
+from engine.host_tier import Restore, Spill
 from engine.kv_cache import KVCache
 from engine.memory import keep_freed_memory
+from engine.offload_policy import CopyTime
+from engine.offloading import Transfer
 from engine.paged_model import PagedModel
 from engine.probing import plan_of, probe_request
 from engine.prompt_scoring import PromptScorer
@@ -22,7 +28,12 @@ class ModelRunner:
     """Runs steps of one model over one KV cache."""
 
     def __init__(
-        self, model: PagedModel, num_blocks: int, block_size: int, kv_dtype: torch.dtype | None = None
+        self,
+        model: PagedModel,
+        num_blocks: int,
+        block_size: int,
+        kv_dtype: torch.dtype | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         """`kv_dtype` is what `engine.kv_cache.choose_kv_dtype` returns."""
         is_cpu = model.device.type == "cpu"
@@ -33,6 +44,7 @@ class ModelRunner:
         self.model = model
         self._prompts = PromptScorer(model.model)
         self.cache = KVCache(model.kv_shape(block_size, kv_dtype), num_blocks, model.device)
+        self._copier = BlockCopier(self.cache, num_host_blocks)
 
     def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         """Compute a step; returns, by request id, the tokens of each share that samples, and the error of any share.
@@ -65,8 +77,7 @@ class ModelRunner:
             raise result
 
     def _run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
-        if plan.copies:
-            self.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
+        self._transfer(plan.transfers)
         # Sampling too: it changes logits in place, which are the model's own in float32.
         with torch.inference_mode():
             with self._prompts.watching(plan) as failed:
@@ -78,6 +89,20 @@ class ModelRunner:
             if share.samples or isinstance(result, RequestError)
         }
         return results | failed
+
+    def _transfer(self, transfers: Sequence[Transfer]) -> None:
+        """Copy blocks, in order; runs of one kind at once."""
+        for kind, run in groupby(transfers, key=type):
+            if kind is BlockCopy:
+                self.cache.copy_blocks([(one.source, one.target) for one in run if isinstance(one, BlockCopy)])
+            elif kind is Spill:
+                self._copier.spill([one for one in run if isinstance(one, Spill)])
+            else:
+                self._copier.restore([one for one in run if isinstance(one, Restore)])
+
+    def take_copy_times(self) -> Sequence[CopyTime]:
+        """Return what copies to the host and back took that ended since this was asked last."""
+        return self._copier.take_times()
 
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks whose content may not be finite."""

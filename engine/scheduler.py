@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
-from engine.forking import BlockCopy, is_aside, stands_aside
+from engine.forking import is_aside, stands_aside
+from engine.offloading import Transfer
 from engine.request import FinishReason, Request, RequestError, RequestState
 from engine.stopping import Detokenize, finish_reason
 
@@ -60,7 +61,7 @@ class SchedulerOutput:
     scheduled: tuple[ScheduledRequest, ...]
     num_tokens: int
     preempted: tuple[Request, ...]
-    copies: tuple[BlockCopy, ...] = ()  # to be made before anything is written, in this order
+    transfers: tuple[Transfer, ...] = ()  # to be made before anything is written, in this order
 
 
 class Scheduler:
@@ -155,7 +156,7 @@ class Scheduler:
             budget = self._admit_waiting(scheduled, budget, limits.num_seqs, only)
             self._add_drafts(scheduled, budget, drafts)
         num_tokens = sum(share.num_scheduled_tokens for share in scheduled)
-        return SchedulerOutput(tuple(scheduled), num_tokens, tuple(preempted), self.cache.take_copies())
+        return SchedulerOutput(tuple(scheduled), num_tokens, tuple(preempted), self.cache.take_transfers())
 
     def _schedule_running(self, budget: int, num_seqs: int) -> tuple[list[ScheduledRequest], list[Request], int]:
         scheduled: list[ScheduledRequest] = []
@@ -280,7 +281,7 @@ class Scheduler:
                 finished.append(request)
         for request in reversed(doubtful):
             # It may only have read what another failing request wrote in this step: it starts over, without that.
-            self.cache.pool.forget(request.held_block_ids)
+            self.cache.forget(request.held_block_ids)
             self._preempt(request)
         return finished
 
@@ -319,7 +320,7 @@ class Scheduler:
     def fail(self, request: Request, error: RequestError) -> None:
         """End a request with an error; the content of its blocks is not reused."""
         request.error = error
-        self.cache.pool.forget(request.held_block_ids)
+        self.cache.forget(request.held_block_ids)
         self._finish(request, FinishReason.ERROR)
 
     def restart(self) -> None:

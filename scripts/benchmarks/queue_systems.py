@@ -18,6 +18,7 @@ from rq.serializers import JSONSerializer
 from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
 from engine.grammar import Grammar
+from engine.offload_policy import CopyTime
 from engine.request import FinishReason, Request, RequestState, SamplingParams
 from engine.scheduler import Sampled, SchedulerOutput
 from scripts.benchmarks.memory import peak_rss_bytes
@@ -174,6 +175,9 @@ class NoRunner:
 
     def probe(self) -> None:
         raise NotImplementedError
+
+    def take_copy_times(self) -> Sequence[CopyTime]:
+        return ()
 
     def scrub(self, block_ids: list[int]) -> None:
         raise NotImplementedError

@@ -9,6 +9,10 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
+from engine.forking import BlockCopy
+from engine.host_tier import Spill
+from engine.offload_policy import CopyTime
+from engine.offloading import Transfer
 from engine.request import FinishReason, Request, RequestError, RequestFigures, SamplingParams
 from engine.scheduler import Drafts, Sampled, ScheduledRequest, SchedulerOutput
 from engine.speculation.speculator import Drafter, Speculator
@@ -48,6 +52,8 @@ class FakeRunner:
     slots: list[int | None] = field(default_factory=list)  # None is NaN
     plans: list[SchedulerOutput] = field(default_factory=list)
     scrubbed: list[int] = field(default_factory=list)
+    host: dict[int, list[int | None]] = field(default_factory=dict)  # content of the host's slots
+    copy_times: list[CopyTime] = field(default_factory=list)  # to be told after the next step
     num_failures: int = 0  # steps to come that raise
     fails_on: Callable[[SchedulerOutput], Exception | None] = lambda plan: None  # what a step raises
     probe_fails: bool = False
@@ -59,8 +65,8 @@ class FakeRunner:
     def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         self.plans.append(plan)
         self.on_run()
-        for copy in plan.copies:
-            self._copy(copy.source, copy.target)
+        for transfer in plan.transfers:
+            self._transfer(transfer)
         for share in plan.scheduled:
             self._write(share)
             if self.num_failures:  # after some of the step was written
@@ -88,9 +94,24 @@ class FakeRunner:
             size = self.config.block_size
             self.slots[block_id * size : (block_id + 1) * size] = [UNWRITTEN] * size
 
-    def _copy(self, source: int, target: int) -> None:
+    def take_copy_times(self) -> Sequence[CopyTime]:
+        times, self.copy_times = self.copy_times, []
+        return times
+
+    def _transfer(self, transfer: Transfer) -> None:
         size = self.config.block_size
-        self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
+        if isinstance(transfer, Spill):
+            content = self.slots[transfer.block_id * size : (transfer.block_id + 1) * size]
+            assert None not in content, "only what is finite goes to the host"
+            self.host[transfer.slot] = content
+            return
+        target = transfer.target if isinstance(transfer, BlockCopy) else transfer.block_id
+        content = (
+            self.slots[transfer.source * size : (transfer.source + 1) * size]
+            if isinstance(transfer, BlockCopy)
+            else self.host[transfer.slot]
+        )
+        self.slots[target * size : (target + 1) * size] = content
 
     def _slot(self, request: Request, position: int) -> int:
         size = self.config.block_size

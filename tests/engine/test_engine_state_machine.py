@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.forking import Output
+from engine.offload_policy import CopyTime, Direction
 from engine.request import FinishReason, Request, RequestError, RequestState, SamplingParams
 from tests.engine.fakes import (
     NAN_TOKEN,
@@ -56,6 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.sampled_from((True, True, True, False)),
         drafts=st.sampled_from((None, 1, 2, 3)),
         window=st.sampled_from((None, None, 1, 3, 8)),
+        num_host_blocks=st.sampled_from((0, 0, 1, 3, 20)),
     )
     def start(
         self,
@@ -66,6 +68,7 @@ class EngineMachine(RuleBasedStateMachine):
         caching: bool,
         drafts: int | None,
         window: int | None,
+        num_host_blocks: int,
     ) -> None:
         self.harness = Harness(
             make_config(
@@ -75,6 +78,7 @@ class EngineMachine(RuleBasedStateMachine):
                 token_budget=max_num_seqs + spare_budget,
                 enable_prefix_caching=caching,
                 window=window,
+                num_host_blocks=num_host_blocks,
             ),
             None if drafts is None else RandomDrafts(drafts),
         )
@@ -161,6 +165,11 @@ class EngineMachine(RuleBasedStateMachine):
             request.token_ids[: request.num_prompt_tokens], request.params, self.harness.config.window
         )
         assert alone[: request.num_output_tokens] == request.output_token_ids
+
+    @rule(direction=st.sampled_from(Direction), seconds=st.sampled_from((0.0, 1.0, 1e6)))
+    def measure_copies(self, direction: Direction, seconds: float) -> None:
+        """Whatever copies take, it only decides what is copied."""
+        self.harness.runner.copy_times.append(CopyTime(direction, 1, seconds))
 
     @rule()
     def wait(self) -> None:

@@ -52,7 +52,7 @@ def test_a_prompt_is_computed_once_and_held_once(num_prompt_tokens: int, caching
     figures = group[0].group.figures if group[0].group is not None else None
     assert figures is not None
     assert figures.kv_blocks_peak == shared + 4 * each_own
-    assert sum(len(plan.copies) for plan in harness.runner.plans) == 3
+    assert sum(len(plan.transfers) for plan in harness.runner.plans) == 3
     harness.assert_idle()
 
 

@@ -50,7 +50,7 @@ def make_engine(
 ) -> Engine:
     """Return an engine on a loaded model, with blocks of four tokens unless changed."""
     config = make_config(loaded, **changes)
-    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype)
+    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype, config.num_host_blocks)
     return Engine(config, runner, loaded.identity, lambda token_ids: "", speculator=speculator)
 
 

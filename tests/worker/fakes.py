@@ -14,6 +14,7 @@ import redis
 
 from engine.config import EngineConfig
 from engine.engine import Engine, ModelIdentity
+from engine.offload_policy import CopyTime
 from engine.scheduler import Sampled, SchedulerOutput
 from engine.speculation.speculator import Speculator
 from worker.jobs import PromptJob
@@ -89,6 +90,9 @@ class ScriptedRunner:
         if self.num_failures:
             self.num_failures -= 1
             raise ScriptError("the device is on fire")
+
+    def take_copy_times(self) -> Sequence[CopyTime]:
+        return ()
 
     def scrub(self, block_ids: list[int]) -> None:
         pass

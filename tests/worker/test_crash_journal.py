@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.offload_policy import CopyTime
 from engine.scheduler import Sampled, SchedulerOutput
 from tests.worker.test_parts import ROOT
 from worker.queue.crashes import CrashKind
@@ -202,6 +203,9 @@ def test_runner_notes_a_step_before_it_runs(tmp_path: Path) -> None:
         def run(self, plan: SchedulerOutput) -> dict[str, Sampled]:
             noted.append("run")
             return {}
+
+        def take_copy_times(self) -> tuple[CopyTime, ...]:
+            return ()
 
         def scrub(self, block_ids: list[int]) -> None:
             noted.append("scrub")

@@ -30,6 +30,7 @@ VALUE_NAMES = {
     "queues": "NAME,...",
     "functions": "NAME,...",
     "kv_memory_bytes": "SIZE",
+    "kv_offload_bytes": "SIZE",
     "health_address": "HOST:PORT",
     "serve_address": "HOST:PORT",
     "serve_queue": "NAME",

@@ -48,7 +48,14 @@ class WorkerMetrics:
         self._report = report
         self._peak_memory_bytes = peak_memory_bytes
         self._registry = registry_of(
-            self._identity, self._requests, self._cache, self._jobs, self._services, tally.families, steps.families
+            self._identity,
+            self._requests,
+            self._cache,
+            self._offload,
+            self._jobs,
+            self._services,
+            tally.families,
+            steps.families,
         )
         ProcessCollector(registry=self._registry)  # memory, CPU time, open files; nothing where there is no /proc
 
@@ -103,6 +110,23 @@ class WorkerMetrics:
         yield gauge("pagemill_kv_block_bytes", "Bytes of a KV block, all layers", size)
         peak = self._peak_memory_bytes()
         yield gauge("pagemill_memory_peak_bytes", "Most memory used: of the device, or on a CPU of the process", peak)
+
+    def _offload(self) -> Iterator[Metric]:
+        figures = self._engine.status().offload
+        slots = GaugeMetricFamily("pagemill_kv_host_blocks", "KV blocks of the host's memory by use", labels=["use"])
+        slots.add_metric(["cached"], figures.num_used)
+        slots.add_metric(["free"], figures.num_slots - figures.num_used)
+        yield slots
+        blocks = CounterMetricFamily(
+            "pagemill_kv_offloaded_blocks", "KV blocks copied, out to the host or back", labels=["direction"]
+        )
+        blocks.add_metric(["out"], figures.blocks_out)
+        blocks.add_metric(["back"], figures.blocks_back)
+        yield blocks
+        seconds = CounterMetricFamily("pagemill_kv_offload_seconds", "Time that such copies took", labels=["direction"])
+        seconds.add_metric(["out"], figures.out_seconds)
+        seconds.add_metric(["back"], figures.back_seconds)
+        yield seconds
 
     def _jobs(self) -> Iterator[Metric]:
         yield gauge("pagemill_held_jobs", "Jobs claimed and not yet acknowledged", len(self._held))

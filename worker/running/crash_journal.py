@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self
 
 from engine.engine import Runner
 from engine.forking import prompt_id_of
+from engine.offload_policy import CopyTime
 from engine.scheduler import Sampled, SchedulerOutput
 from worker.queue.crashes import CrashKind
 from worker.queue.embedded_supervisor import try_lock
@@ -187,6 +188,9 @@ class JournaledRunner:
             progress[execution_id] = progress.get(execution_id, 0) + share.request.num_output_tokens
         self._journal.note_step(progress)
         return self._runner.run(plan)
+
+    def take_copy_times(self) -> Sequence[CopyTime]:
+        return self._runner.take_copy_times()
 
     def scrub(self, block_ids: list[int]) -> None:
         self._runner.scrub(block_ids)

@@ -1,10 +1,11 @@
 """A model runner that fails on purpose, in the steps that its failpoints ask for. No production worker has one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from engine.model_runner import ModelRunner
+from engine.offload_policy import CopyTime
 from engine.quarantine import DeviceOutOfMemory
 from engine.request import Request
 from engine.scheduler import Sampled, SchedulerOutput
@@ -33,6 +34,9 @@ class FailingRunner:
         """Fail as a step would in which no prompt has a marker."""
         self._failpoints.reach(Point.IN_STEP)
         self._runner.probe()
+
+    def take_copy_times(self) -> Sequence[CopyTime]:
+        return self._runner.take_copy_times()
 
     def scrub(self, block_ids: list[int]) -> None:
         self._runner.scrub(block_ids)

@@ -87,7 +87,7 @@ def _build_flow(
     name = short_name(loaded.identity.name)
     tokenizer = Tokenizer(loaded.folder)
     kv_dtype = _kv_dtype(settings, loaded)
-    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype)
+    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype, config.num_host_blocks)
     device, bytes_per_block = loaded.model.device, runner.cache.shape.bytes_per_block
     model = ServedModel(
         engine=Engine(
@@ -184,6 +184,9 @@ def _engine_config(settings: Settings, loaded: LoadedModel, draft: LoadedModel |
     num_blocks = min(kv_bytes // bytes_per_block, most)
     if num_blocks < 1:
         raise ConfigurationError(f"kv_memory_bytes: {kv_bytes} is less than one block of {bytes_per_block} bytes")
+    if 0 < settings.kv_offload_bytes < bytes_per_block:
+        given = int(settings.kv_offload_bytes)
+        raise ConfigurationError(f"kv_offload_bytes: {given} is less than one block of {bytes_per_block} bytes")
     budget = CPU_TOKEN_BUDGET if model.device.type == "cpu" else CUDA_TOKEN_BUDGET
     try:
         return EngineConfig(
@@ -194,6 +197,7 @@ def _engine_config(settings: Settings, loaded: LoadedModel, draft: LoadedModel |
             token_budget=settings.token_budget or max(budget, settings.max_num_seqs),
             enable_prefix_caching=settings.enable_prefix_caching,
             window=model.window,
+            num_host_blocks=settings.kv_offload_bytes // bytes_per_block,
         )
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
