@@ -118,6 +118,8 @@ def _build_flow(
         torch_version=torch.__version__,
         transformers_version=transformers.__version__,
         started_at=utc_now(),
+        kv_dtype=str(kv_dtype).removeprefix("torch."),
+        kv_host_blocks=config.num_host_blocks,
         price_per_engine_hour=settings.price_per_engine_hour,
         price_currency=None if settings.price_per_engine_hour is None else settings.price_currency,
     )

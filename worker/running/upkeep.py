@@ -11,6 +11,7 @@ summaries   takes over what jobs have put out that summarise documents
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 import redis
@@ -69,6 +70,7 @@ class Upkeep:
         self._persister = persister
         self._depths = depths
         self._account = account
+        self._engine_status = loop.engine.status
         self._chore = ReconcileChore(
             Reconciler(store, connection, RealRepairs(store, connection, settings.result_ttl_seconds), rest),
             connection,
@@ -175,5 +177,9 @@ class Upkeep:
     def _beat_in_sql(self) -> None:
         engine_age = timedelta(seconds=self._health.probe())
         entry = self._account.entry()
-        self._store.heartbeat_worker(self._worker.name, self._persister.counters, engine_age, entry.hours)
+        offload = self._engine_status().offload
+        counters = replace(
+            self._persister.counters, kv_blocks_out=offload.blocks_out, kv_blocks_back=offload.blocks_back
+        )
+        self._store.heartbeat_worker(self._worker.name, counters, engine_age, entry.hours)
         self._account.forget(entry)

@@ -31,6 +31,8 @@ class WorkerRecord:
     started_at: datetime
     price_per_engine_hour: float | None = None  # None where nobody said what an hour costs
     price_currency: str | None = None
+    kv_dtype: str | None = None  # None, as below, of a worker of an older version
+    kv_host_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class WorkerCounters:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prefix_hit_tokens: int = 0
+    kv_blocks_out: int | None = None  # copied to the host's memory; None before the first heartbeat
+    kv_blocks_back: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,3 +180,7 @@ class WorkerRow(Base):
     prefix_hit_tokens: Mapped[int]
     price_per_engine_hour: Mapped[float | None]  # None where nobody said what an hour costs
     price_currency: Mapped[str | None]
+    kv_dtype: Mapped[str | None]  # None, here and below, of workers that did not say yet
+    kv_host_blocks: Mapped[int | None]  # KV blocks that its host's memory can hold; 0 where it does not offload
+    kv_blocks_out: Mapped[int | None]  # copied to the host's memory
+    kv_blocks_back: Mapped[int | None]  # copied back: not computed again
