@@ -23,51 +23,46 @@ class BlockCopier:
 
     def __init__(self, cache: KVCache, num_slots: int, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` returns seconds."""
-        self._blocks = cache.block_bytes()  # each [num_blocks, ...], bytes
-        self._slots = [_like(blocks, num_slots) for blocks in self._blocks]
+        self._blocks = cache.block_bytes()
         self._device = self._blocks[0].device
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        is_cuda = self._device.type == "cuda"
+        self._sizes = [blocks[0].numel() for blocks in self._blocks]
+        self._slots = torch.empty(num_slots, sum(self._sizes), dtype=torch.uint8, pin_memory=is_cuda and num_slots > 0)
+        self._stream = torch.cuda.Stream(self._device) if is_cuda else None
         self._clock = clock
         self._times: list[CopyTime] = []
         self._pending: list[tuple[Direction, int, torch.cuda.Event, torch.cuda.Event]] = []
 
     def spill(self, spills: Sequence[Spill]) -> None:
-        """Copy blocks out, in order."""
+        """Copy blocks out; of those for one slot, the last."""
+        latest = {spill.slot: spill.block_id for spill in spills}
         if self._stream is None:
-            with self._measured(Direction.OUT, len(spills)):
-                for blocks, slots in zip(self._blocks, self._slots, strict=True):
-                    for spill in spills:
-                        slots[spill.slot].copy_(blocks[spill.block_id])
+            with self._measured(Direction.OUT, len(latest)):
+                self._slots.index_copy_(0, torch.tensor(list(latest)), self._gather(list(latest.values())))
             return
-        block_ids = torch.tensor([spill.block_id for spill in spills], device=self._device)
-        staged = [blocks.index_select(0, block_ids) for blocks in self._blocks]
+        staged = self._gather(list(latest.values()))
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream), self._measured_on_device(Direction.OUT, len(spills)):
-            for stage, slots in zip(staged, self._slots, strict=True):
-                stage.record_stream(self._stream)
-                for row, spill in zip(stage, spills, strict=True):
-                    slots[spill.slot].copy_(row, non_blocking=True)
+        with torch.cuda.stream(self._stream), self._measured_on_device(Direction.OUT, len(latest)):
+            staged.record_stream(self._stream)
+            for slot, row in zip(latest, staged, strict=True):
+                self._slots[slot].copy_(row, non_blocking=True)
 
     def restore(self, restores: Sequence[Restore]) -> None:
         """Copy slots back. The blocks are distinct."""
+        block_ids, slots = [one.block_id for one in restores], [one.slot for one in restores]
         if self._stream is None:
             with self._measured(Direction.BACK, len(restores)):
-                for blocks, slots in zip(self._blocks, self._slots, strict=True):
-                    for restore in restores:
-                        blocks[restore.block_id].copy_(slots[restore.slot])
+                self._scatter(block_ids, self._slots.index_select(0, torch.tensor(slots)))
             return
-        block_ids = torch.tensor([restore.block_id for restore in restores], device=self._device)
         step_stream = torch.cuda.current_stream(self._device)
-        staged = [blocks.new_empty(len(restores), *blocks.shape[1:]) for blocks in self._blocks]
+        staged = self._blocks[0].new_empty(len(restores), self._slots.shape[1])
         self._stream.wait_stream(step_stream)
         with torch.cuda.stream(self._stream), self._measured_on_device(Direction.BACK, len(restores)):
-            for stage, slots in zip(staged, self._slots, strict=True):
-                stage.record_stream(self._stream)
-                for row, restore in zip(stage, restores, strict=True):
-                    row.copy_(slots[restore.slot], non_blocking=True)
+            staged.record_stream(self._stream)
+            for slot, row in zip(slots, staged, strict=True):
+                row.copy_(self._slots[slot], non_blocking=True)
         step_stream.wait_stream(self._stream)
-        for blocks, stage in zip(self._blocks, staged, strict=True):
-            blocks.index_copy_(0, block_ids, stage)
+        self._scatter(block_ids, staged)
 
     def take_times(self) -> list[CopyTime]:
         """Return what the copies took that ended since this was asked last."""
@@ -76,6 +71,16 @@ class BlockCopier:
             self._times.append(CopyTime(direction, num_blocks, began.elapsed_time(ended) / 1000))
         times, self._times = self._times, []
         return times
+
+    def _gather(self, block_ids: list[int]) -> Tensor:
+        """Return all that the blocks hold, [len(block_ids), bytes of a block]."""
+        index = torch.tensor(block_ids, device=self._device)
+        return torch.cat([blocks.index_select(0, index).flatten(1) for blocks in self._blocks], dim=1)
+
+    def _scatter(self, block_ids: list[int], contents: Tensor) -> None:
+        index = torch.tensor(block_ids, device=self._device)
+        for blocks, part in zip(self._blocks, contents.split(self._sizes, dim=1), strict=True):
+            blocks.index_copy_(0, index, part.reshape(-1, *blocks.shape[1:]))
 
     @contextmanager
     def _measured(self, direction: Direction, num_blocks: int) -> Iterator[None]:
@@ -90,11 +95,3 @@ class BlockCopier:
         yield
         ended.record()
         self._pending.append((direction, num_blocks, began, ended))
-
-
-def _like(blocks: Tensor, num_slots: int) -> Tensor:
-    """Return host memory for `num_slots` blocks, laid out as they are, so that runs of bytes are copied, not bytes."""
-    order = sorted(range(1, blocks.ndim), key=blocks.stride, reverse=True)
-    sizes = [num_slots, *(blocks.shape[dim] for dim in order)]
-    memory = torch.empty(sizes, dtype=blocks.dtype, pin_memory=blocks.device.type == "cuda")
-    return memory.permute(0, *(1 + order.index(dim) for dim in range(1, blocks.ndim)))

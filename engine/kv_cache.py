@@ -87,8 +87,10 @@ class KVCache:
                 ops.copy_blocks(*self.layers[index], sources, targets, self.scales[index])
 
     def block_bytes(self) -> list[Tensor]:
-        """Return all memory as bytes, by block: [num_blocks, num_layers, 2, block_size, num_kv_heads, bytes] each."""
-        return [memory.view(torch.uint8).movedim(2, 0) for memory in self._memory]
+        """Return all memory as bytes, a tensor for each that was allocated: [num_blocks, ...], a block in the order in
+        which it lies, so that long runs are copied."""
+        views = [tensor.view(torch.uint8).movedim(1, 0) for tensors in self._memory.values() for tensor in tensors]
+        return [view.permute(0, *sorted(range(1, view.ndim), key=view.stride, reverse=True)) for view in views]
 
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks that may hold NaN or infinity, before another request gets them."""
