@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -237,7 +238,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def test_a_models_tokens_are_the_same_and_fewer_are_computed(loaded: LoadedModel, kv_dtype: torch.dtype | None) -> None:
     """Recomputing a tiny model may be quicker than copying; the times measured are left out here."""
     prompts = [[(index * 31 + position * 7) % 90 + 3 for position in range(30)] for index in range(6)]
-    sizes = {"num_blocks": 24, "token_budget": 64, "max_num_seqs": 6}
+    sizes: dict[str, Any] = {"num_blocks": 24, "token_budget": 64, "max_num_seqs": 6}
     plain = make_engine(loaded, kv_dtype, **sizes)
     engine = make_engine(loaded, kv_dtype, **sizes, num_host_blocks=200)
     engine.scheduler.cache.offload.policy.note_copies = lambda time: None  # type: ignore[method-assign]
