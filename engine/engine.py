@@ -8,6 +8,7 @@ from typing import Protocol
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.forking import Output, check_outputs, request_id_of_output
 from engine.grammar import Grammar
 from engine.ledger import EngineLedger
@@ -17,7 +18,6 @@ from engine.quarantine import DeviceOutOfMemory, EngineBroken, Quarantine
 from engine.request import ForkGroup, GroupFigures, Request, RequestError, RequestFigures, SamplingParams
 from engine.scheduler import NO_DRAFTS, Drafts, Sampled, Scheduler, SchedulerOutput, StepLimits
 from engine.speculation.speculator import NoSpeculation, Speculator
-from engine.stopping import Detokenize
 
 NO_OFFLOADING = OffloadFigures()
 CALM_STEPS = 64  # without the device running out of memory, before steps may double again
@@ -87,7 +87,7 @@ class Engine:
         config: EngineConfig,
         runner: Runner,
         model: ModelIdentity,
-        detokenize: Detokenize,
+        detokenize: Detokenizer,
         clock: Callable[[], float] = time.monotonic,
         speculator: Speculator | None = None,
     ) -> None:

@@ -18,6 +18,7 @@ from engine.engine import ModelIdentity
 from engine.fused import fuse
 from engine.fused_layer import fuse_layers
 from engine.linears import Numerics
+from engine.model_folder import UnsafeFolder, check_folder
 from engine.paged_model import PagedModel
 from engine.self_test import eager_logits, self_test
 from kernels.native.building import NativeBuild
@@ -76,6 +77,11 @@ def load_model(
     has_use = native_kernels and device.type == "cpu" and dtype is torch.bfloat16 and not numerics.batch_invariant
     build = NativeBuild(cache_dir) if has_use else None
     folder = str(_convert_gguf(Path(source), dtype, cache_dir)) if source.endswith(".gguf") else source
+    if Path(folder).is_dir():
+        try:
+            check_folder(Path(folder))
+        except UnsafeFolder as error:
+            raise UnsupportedModel(str(error)) from error
     _refuse_foreign_code(folder)
     model = _read_weights(source, folder, dtype=dtype, use_safetensors=True)
     native = None if build is None else build.wait(NATIVE_SECONDS)

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
 from engine.grammar import Grammar
-
-MAX_TOP_LOGPROBS = 20
-MAX_PENALTY = 2.0  # either way, as OpenAI's
-MAX_LOGIT_BIAS = 100.0  # either way, as OpenAI's
+from engine.limits import MAX_LOGIT_BIAS, MAX_PENALTY, MAX_TOP_LOGPROBS
+from engine.stop_strings import StopFinder
 
 
 class FinishReason(StrEnum):
@@ -58,6 +56,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # leave them out of the text that stop strings are looked for in
 
     def __post_init__(self) -> None:
         checks = (
@@ -204,6 +203,8 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one an output token, where asked for
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's tokens from the second on
     finish_reason: FinishReason | None = None
+    stop_finder: StopFinder | None = None  # where it has stop strings
+    stop_at: int | None = None  # the character of the output's text at which the stop string begins that ended it
     error: RequestError | None = None
     group: ForkGroup | None = None  # of a prompt with several outputs
 

@@ -13,6 +13,7 @@ from engine.request import Request, RequestError, TokenLogprobs
 NOT_FINITE = "the model returned logits that are not finite"
 
 
+@torch.inference_mode()  # in which float32 logits were made, so that only there they may be changed
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | RequestError]:
     """Return the next token of each request, or why it must end: `numerical_error` for a row whose logits are not
     finite, or what its grammar met.

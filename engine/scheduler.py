@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.forking import is_aside, stands_aside
 from engine.offloading import Transfer
 from engine.request import FinishReason, Request, RequestError, RequestState
-from engine.stopping import Detokenize, finish_reason
+from engine.stopping import finish_reason
 
 Sampled = tuple[int, ...] | RequestError  # a request's next tokens, or why it must end
 Drafts = Mapping[str, tuple[int, ...]]  # by request id: what may come next
@@ -73,7 +74,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, cache: KVCacheManager, clock: Callable[[], float], detokenize: Detokenize
+        self, config: EngineConfig, cache: KVCacheManager, clock: Callable[[], float], detokenize: Detokenizer
     ) -> None:
         self._config = config
         self.cache = cache

@@ -17,6 +17,9 @@ def nested(depth: int) -> list[Any]:
     return value
 
 
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
 BAD_PAYLOADS: dict[str, tuple[dict[str, Any], str]] = {
     "empty prompt": ({"prompt": ""}, "prompt: is empty"),
     "blank prompt": ({"prompt": " \n\t"}, "prompt: is empty"),
@@ -107,7 +110,51 @@ BAD_PAYLOADS: dict[str, tuple[dict[str, Any], str]] = {
     "a grammar without an end": ({"prompt": "a", "regex": "a", "ignore_eos": True}, "ignore_eos: cannot be kept with"),
     "a grammar and a shortest output": ({"prompt": "a", "regex": "a", "min_tokens": 3}, "min_tokens: cannot be kept"),
     "another schema": ({"schema_version": 2, "prompt": "a"}, "schema_version: Input should be 1, got 2"),
-    "an unknown role": ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role: "),
+    "an unknown role": ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role: "),
+    "a tool's message without its call": (
+        {"messages": [{"role": "tool", "content": "a"}]},
+        "messages.0.tool_call_id: belongs to a tool's message, and it needs one",
+    ),
+    "a call of the user's": (
+        {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]},
+        "messages.0.tool_calls: belong to an assistant's message",
+    ),
+    "arguments that are no object": (
+        {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "[]"}}]}]},
+        "messages.0.tool_calls.0.function.arguments: is not the text of a JSON object",
+    ),
+    "an assistant that says nothing": ({"messages": [{"role": "assistant"}]}, "messages.0.content: is required"),
+    "two tools of one name": ({"prompt": "a", "tools": [TOOL, TOOL]}, "tools: has two functions called f"),
+    "a tool of no name": ({"prompt": "a", "tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.fun"),
+    "too many tools": ({"prompt": "a", "tools": [TOOL] * 129}, "tools: Tuple should have at most 128 items"),
+    "arguments that are a list": (
+        {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+        "tools.0.function.parameters: is a schema of type 'array'; arguments are an object",
+    ),
+    "a choice of no tool": (
+        {"prompt": "a", "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice: names g, which is not among the tools",
+    ),
+    "a choice among nothing": ({"prompt": "a", "tool_choice": "required"}, "tool_choice: needs tools to choose from"),
+    "an unknown choice": ({"prompt": "a", "tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+    "one call at a time, if any": (
+        {"prompt": "a", "tools": [TOOL], "parallel_tool_calls": False},
+        "parallel_tool_calls: false holds only where tool_choice is required",
+    ),
+    "strict where nothing is": (
+        {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+        "tools: has the function f with strict true",
+    ),
+    "tools beside a form": ({"prompt": "a", "tools": [TOOL], "regex": "a"}, "regex: and tools cannot both say"),
+    "tools without a template": ({"prompt": "a", "raw": True, "tools": [TOOL]}, "raw: takes a prompt only: tools need"),
+    "NUL in a schema": (
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"\0": 1}}}},
+        "response_format: holds a NUL character at position 0",
+    ),
+    "NUL in a tool": (
+        {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f", "description": "a\0"}}]},
+        "tools: holds a NUL character at position 1",
+    ),
     "no messages": ({"messages": []}, "messages: "),
     "raw messages": ({"raw": True, "messages": [{"role": "user", "content": "a"}]}, "raw: takes a prompt only"),
     "a tenant with a space": ({"prompt": "a", "tenant": "a b"}, "tenant: "),
@@ -158,6 +205,13 @@ def test_dumps_only_what_differs_from_the_defaults_and_reads_it_back() -> None:
 
 def test_what_confines_an_output_is_dumped_as_it_came() -> None:
     schema = {"type": "object", "properties": {"größe": {"type": "number"}}}
+    conversation = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "\\u0000"},
+    ]
+    offered = {"schema_version": 1, "messages": conversation, "tools": [TOOL], "tool_choice": "required"}
+    assert dump_job(parse_job(offered)) == offered
     sampler = {"logprobs": True, "top_logprobs": 3, "logit_bias": {"12": -4.5}, "frequency_penalty": 0.5}
     for form in (
         {"regex": "a|b"},

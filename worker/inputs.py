@@ -39,7 +39,10 @@ def filled(job: PromptJob, ends: Mapping[str, InputEnd]) -> PromptJob:
 
     if job.prompt is not None:
         return job.model_copy(update={"prompt": fill(job.prompt)})
-    messages = tuple(message.model_copy(update={"content": fill(message.content)}) for message in job.messages or ())
+    messages = tuple(
+        message if message.content is None else message.model_copy(update={"content": fill(message.content)})
+        for message in job.messages or ()
+    )
     return job.model_copy(update={"messages": messages})
 
 

@@ -14,8 +14,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from engine.limits import MAX_LOGIT_BIAS, MAX_PENALTY, MAX_TOP_LOGPROBS
 from worker.errors import InvalidJob
 from worker.output_format import GrammarText, ResponseFormat, TextFormat
+from worker.storable import ESCAPED_NUL, holds_surrogate, nul_field
+from worker.tools import MAX_TOOLS, Message, Tool, ToolChoice, check_choice, is_forced_choice
 
 FUNCTION_NAME = "pagemill.prompt"  # the only function name a queue record may carry
 SCHEMA_VERSION = 1
@@ -27,7 +30,6 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOKEN_ID = 2**31 - 1
 MAX_BIASED_TOKENS = 300
-MAX_TOP_LOGPROBS = 20
 MAX_BATCH_SIZE = 1_000_000_000
 MAX_METADATA_ENTRIES = 16
 MAX_SEED = 2**63 - 1
@@ -43,17 +45,8 @@ Identifier = Annotated[str, Field(min_length=1, max_length=128, pattern=f"^{IDEN
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]  # a token id as the key of a JSON object
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
-Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
-
-
-class Message(BaseModel):
-    """One turn of a conversation."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    role: Literal["system", "user", "assistant"]
-    content: str = Field(min_length=1)
+Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS, allow_inf_nan=False)]
 
 
 class PromptJob(BaseModel):
@@ -65,6 +58,8 @@ class PromptJob(BaseModel):
     the job id, so a second attempt repeats the first. Penalties and biases have OpenAI's meaning, `repetition_penalty`
     Hugging Face's. At most one of `response_format`, `regex` and `grammar` confines the output.
     `max_retries` None leaves it to RQ's Retry, if the job was enqueued with one, and to the worker's default.
+    The model is told of `tools` and may call them: `tool_choice` None is auto, with none it hears nothing of them, and
+    with required or a function's name its output is a call. Outputs that call end as `tool_calls`.
     A job that has not ended by its `deadline` fails then, its output so far kept.
     `max_tokens` None is as much as fits: what the prompt leaves of the worker's context.
     `n` outputs are generated from the one prompt, each with a seed of its own; with `best_of`, so many are, and the `n`
@@ -98,12 +93,13 @@ class PromptJob(BaseModel):
     min_p: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0, allow_inf_nan=False)
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=MAX_PENALTY, allow_inf_nan=False)
     logit_bias: dict[TokenKey, Bias] = Field(default_factory=dict, max_length=MAX_BIASED_TOKENS)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     stop: tuple[StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS, fail_fast=True)
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MAX_TOP_LOGPROBS)
     return_token_ids: bool = False
@@ -114,29 +110,17 @@ class PromptJob(BaseModel):
     response_format: ResponseFormat | None = None
     regex: GrammarText | None = None
     grammar: GrammarText | None = None  # llguidance's kind of Lark
+    tools: tuple[Tool, ...] = Field(default=(), max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     max_retries: int | None = Field(default=None, ge=0, le=MAX_RETRIES)
     deadline: AwareDatetime | None = None  # UTC
     inputs: tuple[Identifier, ...] = Field(default=(), max_length=MAX_INPUTS, fail_fast=True)
 
-    @field_validator("prompt", "system", "model", "custom_id", "regex", "grammar")
-    @classmethod
-    def _text_is_storable(cls, value: str | None) -> str | None:
-        if value is not None:
-            _check_text(value)
-        return value
-
-    @field_validator("messages", mode="after")
-    @classmethod
-    def _messages_are_storable(cls, value: tuple[Message, ...] | None) -> tuple[Message, ...] | None:
-        for message in value or ():
-            _check_text(message.content)
-        return value
-
     @field_validator("metadata", mode="after")
     @classmethod
-    def _metadata_is_storable(cls, value: dict[str, str]) -> dict[str, str]:
+    def _metadata_is_short(cls, value: dict[str, str]) -> dict[str, str]:
         for text in (*value.keys(), *value.values()):
-            _check_text(text)
             if len(text) > 512:
                 raise ValueError(f"keys and values may have at most 512 characters, one has {len(text)}")
         return value
@@ -182,8 +166,7 @@ class PromptJob(BaseModel):
 
     @model_validator(mode="after")
     def _grammar_can_be_followed(self) -> Self:
-        formats = {"response_format": self.response_format, "regex": self.regex, "grammar": self.grammar}
-        given = [name for name, value in formats.items() if value is not None and not isinstance(value, TextFormat)]
+        given = [name for name in ("response_format", "regex", "grammar") if self._confines(name)]
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} cannot both confine an output")
         if given and (self.ignore_eos or self.min_tokens):
@@ -192,8 +175,35 @@ class PromptJob(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _tools_agree(self) -> Self:
+        check_choice(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+        if self.raw and self.tools:
+            raise ValueError("raw takes a prompt only: tools need the chat template")
+        form = next((name for name in ("response_format", "regex", "grammar") if self._confines(name)), None)
+        if form is not None and self.offered_tools:
+            raise ValueError(f"{form} and tools cannot both say what an output is; tool_choice none goes with it")
+        if self.must_call and (self.ignore_eos or self.min_tokens):
+            other = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise ValueError(f"{other} cannot be kept with tool_choice, which decides where an output ends")
+        return self
+
+    def _confines(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and not isinstance(value, TextFormat)
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model is told of."""
+        return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the output has to be a call of a tool."""
+        return is_forced_choice(self.tool_choice)
+
+    @model_validator(mode="after")
     def _inputs_are_used(self) -> Self:
-        texts = (self.prompt or "", *(message.content for message in self.messages or ()))
+        texts = (self.prompt or "", *(message.text for message in self.messages or ()))
         for job_id in self.inputs:
             if not any(output_marker(job_id) in text for text in texts):
                 raise ValueError(f"inputs names the job {job_id}, but no text says {output_marker(job_id)}")
@@ -215,12 +225,6 @@ def seed_of(job: PromptJob, job_id: str) -> int:
     if job.seed is not None:
         return job.seed
     return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:8], "big") >> 1
-
-
-def _check_text(text: str) -> None:
-    """Raise ValueError for text that PostgreSQL cannot hold. What UTF-8 cannot was refused before."""
-    if "\x00" in text:
-        raise ValueError(f"holds a NUL character at position {text.index(chr(0))}, which SQL text cannot store")
 
 
 def parse_job(payload: Mapping[str, Any]) -> PromptJob:
@@ -246,6 +250,9 @@ def _dump(payload: Mapping[str, Any]) -> bytes:
         raise InvalidJob(_field_with_surrogate(payload), "holds a lone surrogate; it is not valid Unicode") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidJob("payload", f"is not a JSON object: {error}") from None
+    if ESCAPED_NUL in data and (nul := nul_field(payload)) is not None:
+        name, place = nul
+        raise InvalidJob(_field_name(name), f"holds a NUL character at position {place}, which SQL text cannot store")
     if len(data) > MAX_PAYLOAD_BYTES:
         raise InvalidJob("payload", f"has {len(data)} bytes; at most {MAX_PAYLOAD_BYTES} are accepted")
     return data
@@ -263,12 +270,11 @@ def _encode_time(value: object) -> str:
 
 
 def _field_with_surrogate(payload: Mapping[str, Any]) -> str:
-    for name, value in payload.items():
-        try:
-            _encode(value)
-        except UnicodeEncodeError:
-            return name if name in PromptJob.model_fields else "payload"
-    return "payload"
+    return next((_field_name(name) for name, value in payload.items() if holds_surrogate(value)), "payload")
+
+
+def _field_name(name: str) -> str:
+    return name if name in PromptJob.model_fields else "payload"
 
 
 def _invalid(error: ValidationError) -> InvalidJob:
@@ -281,6 +287,9 @@ def _invalid(error: ValidationError) -> InvalidJob:
     if not field:
         name, _, rest = message.partition(" ")
         field, message = (name, rest) if name in PromptJob.model_fields else ("payload", message)
+    elif first["type"] == "value_error" and loc[0] == "messages" and message.partition(" ")[0] in Message.model_fields:
+        name, _, message = message.partition(" ")
+        field = f"{field}.{name}"
     elif first["type"] == "extra_forbidden":
         message = f"unknown field; the fields are {', '.join(PromptJob.model_fields)}"
     else:

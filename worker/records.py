@@ -174,7 +174,7 @@ class Outcome:
     ended_at: datetime  # UTC
     text: str | None
     token_ids: tuple[int, ...]
-    finish_reason: str | None  # stop, stop_string, length, cancelled, deadline
+    finish_reason: str | None  # stop, stop_string, tool_calls, length, cancelled, deadline
     prompt_tokens: int
     completion_tokens: int  # of all outputs that were generated, those that `best_of` did not keep included
     error_code: str | None

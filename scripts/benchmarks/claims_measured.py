@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
@@ -79,7 +80,7 @@ class Measurer:
             enable_prefix_caching=how.caching,
         )
         runner = ModelRunner(self._loaded.model, config.num_blocks, config.block_size)
-        engine = Engine(config, runner, self._loaded.identity, lambda token_ids: "")
+        engine = Engine(config, runner, self._loaded.identity, Detokenizer(lambda token_ids: ""))
         arrivals = how.arrivals or [0.0] * len(requests)
         started = time.perf_counter()
         finished: dict[str, float] = {}

@@ -16,6 +16,7 @@ from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine, ModelIdentity
 from engine.grammar import Grammar
 from engine.offload_policy import CopyTime
@@ -143,8 +144,9 @@ def prepare_pagemill(task: Task, store: JobStore) -> Prepared:
     for start in range(0, task.num_jobs, 5000):
         numbers = range(start, min(start + 5000, task.num_jobs))
         submit(task.connection, (f"question {number}" for number in numbers))
-    engine = InstantEngine(CONFIG, NoRunner(), MODEL, lambda token_ids: "")
-    model = ServedModel(engine, _encode, lambda job: None, lambda token_ids: "", frozenset({MODEL.name}), 1, lambda: 0)
+    detokenize = Detokenizer(lambda token_ids: "")
+    engine = InstantEngine(CONFIG, NoRunner(), MODEL, detokenize)
+    model = ServedModel(engine, _encode, lambda job: None, detokenize, frozenset({MODEL.name}), 1, lambda: 0)
     machine = ("localhost", 1, MODEL.name, "none", "none", CONFIG.block_size, CONFIG.num_blocks, 1, "0", "0", "0")
     record = WorkerRecord("benchmark", *machine, started_at=utc_now())
     flow = Flow(Settings(data_dir=Path("unused"), max_jobs=task.max_jobs), task.connection, store, model, record)

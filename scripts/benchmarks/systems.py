@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine
 from engine.kv_cache import choose_kv_dtype
 from engine.linears import Numerics, Weights
@@ -118,7 +119,7 @@ def _serve_pagemill(
     chosen = choose_kv_dtype(kv_dtype, model.dtype, model.head_dim, model.device)
     runner = ModelRunner(model, config.num_blocks, config.block_size, chosen)
     speculation = None if make_drafter is None else Speculation(make_drafter(), MAX_DRAFT_TOKENS)
-    engine = Engine(config, runner, loaded.identity, lambda token_ids: "", speculator=speculation)
+    engine = Engine(config, runner, loaded.identity, Detokenizer(lambda token_ids: ""), speculator=speculation)
     for index, request in enumerate(requests):
         engine.add(str(index), request.prompt, SamplingParams(max_tokens=request.output_tokens, ignore_eos=True))
     finished: dict[str, Request] = {}

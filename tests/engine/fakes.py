@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine, ModelIdentity
 from engine.forking import BlockCopy
 from engine.host_tier import Spill
@@ -163,9 +164,12 @@ def next_token(context: Sequence[int], seed: int = 0) -> int:
     return zlib.crc32(array("q", context).tobytes(), seed) % NAN_TOKEN
 
 
-def detokenize(token_ids: Sequence[int]) -> str:
+def text_of(token_ids: Sequence[int]) -> str:
     """Return a text of one or two letters a token."""
     return "".join(TOKEN_TEXTS[token] for token in token_ids)
+
+
+detokenize = Detokenizer(text_of)
 
 
 def generate_alone(

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from engine.detokenizing import Detokenizer, OutputText
 from engine.request import FinishReason, Request
-from engine.stopping import finish_reason, stop_position
-from tests.engine.fakes import EOS, MODEL, detokenize, make_request
+from engine.stop_strings import StopFinder
+from engine.stopping import finish_reason
+from tests.engine.fakes import EOS, MODEL, detokenize, make_request, text_of
 
 MAX_MODEL_LEN = 64
 
@@ -19,13 +21,30 @@ def letters(text: str) -> list[int]:
     return token_ids
 
 
-def as_bytes(token_ids: Sequence[int]) -> str:
-    """Detokenize one byte a token, as byte-level vocabularies do for what they have no longer token for."""
+def decode_bytes(token_ids: Sequence[int]) -> str:
     return bytes(token_ids).decode("utf-8", errors="replace")
 
 
-def reason_of(request: Request) -> FinishReason | None:
-    return finish_reason(request, MAX_MODEL_LEN, detokenize)
+as_bytes = Detokenizer(decode_bytes)  # one byte a token, as byte-level vocabularies do for what has no longer token
+
+
+def stop_position(token_ids: Sequence[int], stops: Sequence[str], detokenize: Detokenizer) -> int | None:
+    """Return where the last token completes a stop string, of an output that came token by token."""
+    finder = StopFinder(stops, OutputText(detokenize))
+    found = [finder.find([token_id]) for token_id in token_ids]
+    return found[-1]
+
+
+def reason_of(
+    request: Request, max_model_len: int = MAX_MODEL_LEN, detokenize: Detokenizer = detokenize
+) -> FinishReason | None:
+    """Return the reason that the last token gives, of an output that came token by token."""
+    output, reason = request.output_token_ids, None
+    del request.token_ids[request.num_prompt_tokens :]
+    for token_id in output:
+        request.token_ids.append(token_id)
+        reason = finish_reason(request, max_model_len, detokenize)
+    return reason
 
 
 def test_goes_on_without_a_reason() -> None:
@@ -46,7 +65,7 @@ def test_ignore_eos_keeps_the_requests_own_stop_ids() -> None:
 
 def test_max_tokens_and_context_are_lengths() -> None:
     assert reason_of(make_request(output=[5, 5], max_tokens=2)) is FinishReason.LENGTH
-    assert finish_reason(make_request([1, 2], [5]), 3, detokenize) is FinishReason.LENGTH
+    assert reason_of(make_request([1, 2], [5]), 3) is FinishReason.LENGTH
 
 
 def test_a_stop_at_the_last_token_is_a_stop() -> None:
@@ -93,10 +112,14 @@ def test_long_output_looks_at_its_end_only() -> None:
 
     def counting(token_ids: Sequence[int]) -> str:
         seen.append(len(token_ids))
-        return detokenize(token_ids)
+        return text_of(token_ids)
 
-    request = make_request(output=letters("a" * 5000 + "ce"), max_tokens=10_000, stop=("ace",))
-    assert finish_reason(request, 20_000, counting) is FinishReason.STOP_STRING
+    request = make_request(output=letters("g"), max_tokens=10_000, stop=("ace",), ignore_eos=True)
+    for token_id in letters("g" * 5000 + "ace"):
+        assert finish_reason(request, 20_000, Detokenizer(counting)) is None
+        request.token_ids.append(token_id)
+    assert finish_reason(request, 20_000, Detokenizer(counting)) is FinishReason.STOP_STRING
+    assert request.stop_at == 5001
     assert max(seen) < 20
 
 
@@ -122,7 +145,7 @@ def test_string_whose_last_character_spans_tokens(stop: str) -> None:
 
 def test_character_spanning_tokens_in_a_long_output() -> None:
     request = make_request(output=list(("x" * 300 + "🙂").encode()), max_tokens=1000, stop=("🙂",))
-    assert finish_reason(request, 2000, as_bytes) is FinishReason.STOP_STRING
+    assert reason_of(request, 2000, as_bytes) is FinishReason.STOP_STRING
 
 
 def test_stop_ids_of_the_fake_model() -> None:

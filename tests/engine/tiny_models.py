@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
@@ -51,7 +52,7 @@ def make_engine(
     """Return an engine on a loaded model, with blocks of four tokens unless changed."""
     config = make_config(loaded, **changes)
     runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype, config.num_host_blocks)
-    return Engine(config, runner, loaded.identity, lambda token_ids: "", speculator=speculator)
+    return Engine(config, runner, loaded.identity, Detokenizer(lambda token_ids: ""), speculator=speculator)
 
 
 def make_config(loaded: LoadedModel, **changes: int | bool | None) -> EngineConfig:

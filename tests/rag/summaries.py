@@ -29,7 +29,7 @@ NAME = "library"
 
 def encode_messages(job: PromptJob) -> list[int]:
     """Return the bytes of a conversation."""
-    return list("\n".join(message.content for message in job.messages or ()).encode())
+    return list("\n".join(message.text for message in job.messages or ()).encode())
 
 
 def summarise(prompt: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
@@ -63,7 +64,8 @@ def test_greedy_equals_generate_beyond_the_window(loaded: LoadedModel) -> None:
     assert len(set(map(tuple, expected))) == len(prompts)
 
     config = EngineConfig(num_blocks=100, max_model_len=1024, max_num_seqs=8, token_budget=256)
-    engine = Engine(config, ModelRunner(loaded.model, 100, config.block_size), loaded.identity, lambda _ids: "")
+    runner = ModelRunner(loaded.model, 100, config.block_size)
+    engine = Engine(config, runner, loaded.identity, Detokenizer(lambda _ids: ""))
     cold = run(engine, prompts)
     assert [request.output_token_ids for request in cold] == expected
     warm = run(engine, prompts)

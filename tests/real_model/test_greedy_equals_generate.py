@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
@@ -104,7 +105,9 @@ def make_prompts(tokenizer: Any) -> list[list[int]]:
 
 def make_engine(loaded: LoadedModel, *, num_blocks: int = 800, token_budget: int = 512) -> Engine:
     config = EngineConfig(num_blocks=num_blocks, max_model_len=CONTEXT, max_num_seqs=32, token_budget=token_budget)
-    return Engine(config, ModelRunner(loaded.model, num_blocks, config.block_size), loaded.identity, lambda _ids: "")
+    return Engine(
+        config, ModelRunner(loaded.model, num_blocks, config.block_size), loaded.identity, Detokenizer(lambda _ids: "")
+    )
 
 
 def run(engine: Engine, prompts: Sequence[list[int]], *, tenant: str = "") -> list[Request]:

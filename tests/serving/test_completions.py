@@ -25,7 +25,7 @@ SAYS_HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", 
 def encode(job: PromptJob) -> list[int]:
     """Return a prompt's bytes, or those of the last message."""
     assert job.prompt or job.messages
-    return list((job.prompt or (job.messages or ())[-1].content).encode())
+    return list((job.prompt or (job.messages or ())[-1].text).encode())
 
 
 def scripted(connection: redis.Redis, store: JobStore, runner: ScriptedRunner | None = None, **settings: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import redis
 
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine, ModelIdentity
 from engine.offload_policy import CopyTime
 from engine.scheduler import Sampled, SchedulerOutput
@@ -128,9 +129,12 @@ def make_flow(
 ) -> Flow:
     """Return a worker that has not started. `settings` are those of `worker.settings`."""
     journal = journal or NoJournal()
-    engine = Engine(config, JournaledRunner(runner or ScriptedRunner(), journal), MODEL, decode, speculator=speculator)
+    detokenize = Detokenizer(decode)
+    engine = Engine(
+        config, JournaledRunner(runner or ScriptedRunner(), journal), MODEL, detokenize, speculator=speculator
+    )
     served = frozenset({MODEL.name})
-    model = ServedModel(engine, encode, lambda job: None, decode, served, BYTES_PER_BLOCK, lambda: 1 << 20)
+    model = ServedModel(engine, encode, lambda job: None, detokenize, served, BYTES_PER_BLOCK, lambda: 1 << 20)
     record = WorkerRecord(
         name=name,
         hostname="host",

@@ -6,6 +6,7 @@ import pytest
 import transformers
 
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
@@ -29,10 +30,13 @@ def decode(token_ids: Sequence[int]) -> str:
     return "".join(chr(token + 32) for token in token_ids)
 
 
+detokenize = Detokenizer(decode)
+
+
 def make_engine(loaded: LoadedModel, faults: str) -> Engine:
     config = EngineConfig(num_blocks=100, max_model_len=CONTEXT, block_size=8, token_budget=256)
     runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
-    return Engine(config, FailingRunner(runner, parse_faults(faults), decode), loaded.identity, decode)
+    return Engine(config, FailingRunner(runner, parse_faults(faults), detokenize), loaded.identity, detokenize)
 
 
 def add_all(engine: Engine) -> list[Request]:

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rq.job import Job
 
-from engine.request import FinishReason, Request, RequestFigures, SamplingParams
+from engine.detokenizing import Detokenizer
+from engine.request import Request, RequestFigures, SamplingParams
+from engine.stopping import finish_reason
 from tests.worker.fakes import EOS, ScriptedRunner, ScriptError, decode, eventually, make_flow, running
 from worker.client import submit
 from worker.queue.access import QueueAccess
 from worker.running.choices import output_text
-from worker.running.live import settled_text
+from worker.running.growing_output import GrowingOutput
 from worker.sql.store import JobStore
 
 
@@ -29,35 +31,49 @@ def request_with(output: Sequence[int], stops: tuple[str, ...] = ()) -> Request:
     )
 
 
+detokenize = Detokenizer(decode)
+
+
+def settled(data: bytes, stops: tuple[str, ...] = ()) -> str:
+    """Return what can be shown of an output that came at once."""
+    request = request_with(data, stops)
+    return GrowingOutput(request.params, detokenize).unsent(request)
+
+
 @given(
     text=st.text(alphabet="ab\u00e9\u2713\U0001d11e", max_size=12),
     stops=st.lists(st.text(alphabet="ab\u00e9", min_size=1, max_size=4), max_size=3),
+    steps=st.lists(st.integers(1, 5), min_size=50, max_size=50),
 )
-def test_nothing_is_sent_that_the_output_does_not_keep(text: str, stops: list[str]) -> None:
-    """Whatever is settled is a prefix of all that comes, and of the output once a stop string has cut it."""
-    sent = ""
+def test_nothing_is_sent_that_the_output_does_not_keep(text: str, stops: list[str], steps: list[int]) -> None:
+    """Whatever is sent is a prefix of all that comes, and of the output once a stop string has cut it."""
+    sent, output = "", None
     data = text.encode()
-    for length in range(1, len(data) + 1):
-        request = request_with(data[:length], tuple(stops))
-        settled = settled_text(request, decode)
-        assert settled.startswith(sent)
-        sent = settled
-        so_far = decode(data[:length])
-        if any(stop in so_far for stop in stops):
-            request.finish_reason = FinishReason.STOP_STRING
-            assert output_text(request, decode).startswith(sent)
-            return
-    assert text.startswith(sent)
+    request = request_with(b"", tuple(stops))
+    growing = GrowingOutput(request.params, detokenize)
+    while request.num_output_tokens < len(data) and output is None:
+        for byte in data[request.num_output_tokens :][: steps.pop()]:
+            request.token_ids.append(byte)
+            if finish_reason(request, 1000, detokenize):
+                output = output_text(request, detokenize)
+                break
+        fresh = growing.unsent(request)
+        growing.forget(len(fresh))
+        sent += fresh
+    assert (text if output is None else output).startswith(sent)
+    if not stops:
+        assert sent == text
 
 
 def test_half_a_character_is_not_settled() -> None:
-    assert settled_text(request_with("a\u2713".encode()[:-1]), decode) == "a"
-    assert settled_text(request_with("a\u2713".encode()), decode) == "a\u2713"
+    assert settled("a\u2713".encode()[:-1]) == "a"
+    assert settled("a\u2713".encode()) == "a\u2713"
 
 
 def test_beginning_of_a_stop_string_is_not_settled() -> None:
-    assert settled_text(request_with(b"answer: 42\nEN", ("\nEND",)), decode) == "answer: 4"
-    assert settled_text(request_with(b"ans", ("a long stop string",)), decode) == ""
+    assert settled(b"answer: 42\nEN.", ("\nEND",)) == "answer: 42"
+    assert settled(b"answer: 42\nENTER", ("\nEND",)) == "answer: 42\nENTE"
+    assert settled(b"a longish", ("a long stop string",)) == "a longis"
 
 
 def stream_of(connection: redis.Redis, job_id: str) -> tuple[str, list[bool]]:

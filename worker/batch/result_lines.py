@@ -11,6 +11,7 @@ from worker.openai_api.fields import Endpoint
 from worker.openai_api.responses import Choice, ResponseHead, Usage, completion, echoed_logprobs
 from worker.records import JobState
 from worker.sql.unfinished import DEADLINE_EXCEEDED
+from worker.tool_calls import TOOL_CALLS_REASON, calling_fields
 
 REQUEST_ID = "batch_req_"
 UNKNOWN_MODEL = "unknown"  # of a worker whose row is gone
@@ -53,9 +54,12 @@ def _completion(endpoint: Endpoint, job: EndedJob) -> Mapping[str, Any]:
         echo, before = payload["prompt"], job.prompt_logprobs
     outputs = [(job.text, job.finish_reason, job.logprobs)]
     outputs += [(choice.text, choice.finish_reason, choice.logprobs) for choice in job.choices]
-    choices = [
-        Choice(echo + text, reason or "stop", echoed_logprobs(before, logprobs)) for text, reason, logprobs in outputs
-    ]
+    choices = []
+    for index, (text, reason, logprobs) in enumerate(outputs):
+        calling = calling_fields(text, job.job_id, index) if reason == TOOL_CALLS_REASON else {}
+        content = (calling["content"] or "") if calling else echo + text
+        all_logprobs = echoed_logprobs(before, logprobs)
+        choices.append(Choice(content, reason or "stop", all_logprobs, calling.get("tool_calls", ())))
     return completion(head, choices, usage, job.prompt_logprobs)
 
 

@@ -41,6 +41,11 @@ def only(*accepted: Any) -> Rule:
     return rule
 
 
+def unless(default: Any) -> Rule:
+    """Return a rule for the job's field of the same name, which need not be told when it is `default`."""
+    return lambda name, value: {} if _equal(value, default) else {name: value}
+
+
 def unsupported(name: str, value: Any) -> Mapping[str, Any]:
     """Refuse the field, whatever its value."""
     raise refusal(name, "is not supported", UNSUPPORTED_VALUE)
@@ -120,6 +125,7 @@ COMMON: Mapping[str, Rule] = {
     "grammar": same,
     "min_tokens": same,
     "ignore_eos": same,
+    "skip_special_tokens": same,
     "stop_token_ids": same,
     "prompt_logprobs": same,
 }
@@ -133,9 +139,9 @@ FIELDS: Mapping[Endpoint, Mapping[str, Rule]] = {
         "logprobs": same,
         "top_logprobs": same,
         "response_format": _response_format,
-        "tools": only([]),
-        "tool_choice": only("none", "auto"),
-        "parallel_tool_calls": only(True, False),
+        "tools": unless([]),
+        "tool_choice": unless("auto"),
+        "parallel_tool_calls": unless(True),
         "functions": only([]),
         "function_call": only("none", "auto"),
         "modalities": only(["text"]),

@@ -7,20 +7,21 @@ from worker.jobs import shorten
 from worker.openai_api.errors import UNKNOWN_PARAMETER, UNSUPPORTED_VALUE, refusal
 
 # A developer's message is what newer clients call a system message.
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-# What an assistant's message has beside its text when it is sent back as it was received: nothing.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+# What an assistant's message has beside its text when it is sent back as it was received: nothing, or its calls.
 EMPTY: tuple[Any, ...] = (None, [], {})
 RETURNED_FIELDS = ("refusal", "annotations", "audio", "tool_calls", "function_call")
+CALL_FIELDS = ("tool_calls", "tool_call_id")
 
 
-def job_messages(value: Any) -> list[dict[str, str]]:
+def job_messages(value: Any) -> list[dict[str, Any]]:
     """Return the messages of a job. Raises RequestRefused naming the first that is none of ours."""
     if not isinstance(value, list) or not value:
         raise refusal("messages", f"must be a list of at least one message, got {shorten(value)}")
     return [_message(f"messages.{place}", message) for place, message in enumerate(value)]
 
 
-def _message(where: str, message: Any) -> dict[str, str]:
+def _message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise refusal(where, f"must be an object with role and content, got {shorten(message)}")
     role = message.get("role")
@@ -28,13 +29,20 @@ def _message(where: str, message: Any) -> dict[str, str]:
         raise refusal(
             f"{where}.role", f"{shorten(role)} is not supported; the roles are {', '.join(ROLES)}", UNSUPPORTED_VALUE
         )
+    calls: dict[str, Any] = {}
     for name, value in message.items():
         if name in ("role", "content") or (name in RETURNED_FIELDS and value in EMPTY):
             continue
-        if name in RETURNED_FIELDS or name == "name":
+        if name in CALL_FIELDS:
+            calls[name] = value
+        elif name in RETURNED_FIELDS or name == "name":
             raise refusal(f"{where}.{name}", f"{shorten(value)} is not supported", UNSUPPORTED_VALUE)
-        raise refusal(where, f"unknown field {shorten(name)}; a message has role and content", UNKNOWN_PARAMETER)
-    return {"role": ROLES[role], "content": _text(f"{where}.content", message.get("content"))}
+        else:
+            raise refusal(where, f"unknown field {shorten(name)}; a message has role and content", UNKNOWN_PARAMETER)
+    content = message.get("content")
+    if content is None and "tool_calls" in calls:
+        return {"role": ROLES[role], **calls}
+    return {"role": ROLES[role], **calls, "content": _text(f"{where}.content", content)}
 
 
 def _text(where: str, content: Any) -> str:

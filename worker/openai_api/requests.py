@@ -27,6 +27,11 @@ class ParsedRequest:
     stream: bool  # as server-sent events
     include_usage: bool  # a last event tells the usage
 
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may be a call of a tool."""
+        return "tools" in self.payload and self.payload.get("tool_choice") != "none"
+
 
 def parse_endpoint(url: Any) -> Endpoint:
     """Return the endpoint of a path. Raises RequestRefused for one that is not served."""

@@ -9,7 +9,7 @@ from worker.openai_api.fields import Endpoint
 from worker.openai_api.logprobs import logprobs_object
 
 # How an output ended -> OpenAI's word. An output that ended otherwise belongs to a job that failed.
-FINISH_REASONS = {"stop": "stop", "stop_string": "stop", "length": "length"}
+FINISH_REASONS = {"stop": "stop", "stop_string": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 _ID_PREFIXES = {Endpoint.CHAT: "chatcmpl", Endpoint.COMPLETIONS: "cmpl"}
 _OBJECTS = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
@@ -32,11 +32,13 @@ class ResponseHead:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One output. `finish_reason` is a job's: stop, stop_string or length."""
+    """One output. `finish_reason` is a job's: stop, stop_string, length or tool_calls; with the last one, `calls` are
+    OpenAI's objects, and `text` is what was said beside them."""
 
     text: str
     finish_reason: str
     logprobs: Sequence[Mapping[str, Any]] | None = None  # of each token of `text`, as a job's result has them
+    calls: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,12 @@ def choices_of(value: Mapping[str, Any], *, echo: bool) -> list[Choice]:
     """Return the outputs of a job that is done, as its result tells them to a producer."""
     before = value.get("prompt_logprobs") if echo else None
     return [
-        Choice(output["text"], output["finish_reason"], echoed_logprobs(before, output.get("logprobs")))
+        Choice(
+            (output["content"] or "") if output.get("tool_calls") else output["text"],
+            output["finish_reason"],
+            echoed_logprobs(before, output.get("logprobs")),
+            output.get("tool_calls") or (),
+        )
         for output in value.get("choices", [value])
     ]
 
@@ -110,6 +117,11 @@ class Chunks:
         is_chat = self._head.endpoint is Endpoint.CHAT
         return self._chunk({"delta": {"content": text}} if is_chat else {"text": text})
 
+    def calls(self, calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the chunk of each call."""
+        for index, call in enumerate(calls):
+            yield self._chunk({"delta": {"tool_calls": [{"index": index, **call}]}})
+
     def closing(self, finish_reason: str, usage: Usage) -> Iterator[dict[str, Any]]:
         """Yield what comes after the last text; `finish_reason` is the job's."""
         is_chat = self._head.endpoint is Endpoint.CHAT
@@ -136,5 +148,7 @@ def _choice(endpoint: Endpoint, index: int, choice: Choice) -> dict[str, Any]:
     }
     if endpoint is Endpoint.COMPLETIONS:
         return {"index": index, "text": choice.text, **ending}
-    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.calls:
+        message |= {"content": choice.text or None, "tool_calls": list(choice.calls)}
     return {"index": index, "message": message, **ending}

@@ -1,14 +1,16 @@
 """From the finished requests of a job to its outputs: which are kept, in which order, as text."""
 
+from engine.detokenizing import Detokenizer
 from engine.request import FinishReason, Request
-from engine.stopping import Detokenize, stop_position
+from worker.jobs import PromptJob
 from worker.records import Choice, Outcome
 from worker.running.held import HeldJob
 from worker.running.token_logprobs import described
 from worker.sql.lookups import JobResult
+from worker.tool_calls import TOOL_CALLS_REASON, read_output
 
 
-def kept_choices(job: HeldJob, detokenize: Detokenize) -> list[Choice]:
+def kept_choices(job: HeldJob, detokenize: Detokenizer) -> list[Choice]:
     """Return a job's outputs, at least one: all of them in their order, or the `n` best of `best_of`, best first.
 
     The best one's tokens have the highest mean log-probability, by the model alone; of equals, the earlier output is.
@@ -20,24 +22,23 @@ def kept_choices(job: HeldJob, detokenize: Detokenize) -> list[Choice]:
     choices = []
     for index, request in enumerate(requests):
         assert request.finish_reason is not None, "a finished request has a reason"
+        text = output_text(request, detokenize)
         choices.append(
             Choice(
                 index,
-                output_text(request, detokenize),
+                text,
                 tuple(request.output_token_ids),
-                request.finish_reason.value,
+                _reason(asked, request.finish_reason, text),
                 described(request, detokenize) if asked.logprobs else None,
             )
         )
     return choices
 
 
-def output_text(request: Request, detokenize: Detokenize) -> str:
+def output_text(request: Request, detokenize: Detokenizer) -> str:
     """Return the output so far; of a request that a stop string ended, the part before it."""
-    text = detokenize(request.output_token_ids)
-    if request.finish_reason is FinishReason.STOP_STRING:
-        return text[: stop_position(request.output_token_ids, request.params.stop, detokenize)]
-    return text
+    text = detokenize(request.output_token_ids, skip_special_tokens=request.params.skip_special_tokens)
+    return text[: request.stop_at]
 
 
 def all_choices(result: Outcome | JobResult) -> list[Choice]:
@@ -45,6 +46,13 @@ def all_choices(result: Outcome | JobResult) -> list[Choice]:
     assert result.text is not None, "a job that is done has an output"
     first = Choice(0, result.text, tuple(result.token_ids), result.finish_reason, result.logprobs)
     return [first, *result.choices]
+
+
+def _reason(job: PromptJob, reason: FinishReason, text: str) -> str:
+    """Return why an output ended: that it calls tools, where it was offered some and came to its own end."""
+    names = {tool.function.name for tool in job.offered_tools}
+    is_whole = reason in (FinishReason.STOP, FinishReason.STOP_STRING)
+    return TOOL_CALLS_REASON if names and is_whole and read_output(text, names) else reason.value
 
 
 def _mean_logprob(request: Request) -> float:

@@ -198,7 +198,7 @@ class Claimer:
         assert detail is not None, "SQL has said how the job ended"
         value = None
         if detail.result is not None and state is JobState.DONE:
-            value = return_value(detail.result, detail.stats, claim.job)
+            value = return_value(detail.result, detail.stats, claim.job, claim.job_id)
         error = f"{detail.error_code}: {detail.error_message}" if detail.error_code else None
         return Acknowledgement(claim, ATTEMPT_STATES[state], value, error)
 

@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from engine.detokenizing import Detokenizer
 from engine.model_runner import ModelRunner
 from engine.offload_policy import CopyTime
 from engine.quarantine import DeviceOutOfMemory
 from engine.request import Request
 from engine.scheduler import Sampled, SchedulerOutput
-from engine.stopping import Detokenize
 from worker.running.failpoints import Action, Failpoints, Fault, Point
 
 
 class FailingRunner:
     """Wraps a model runner: the point `in_step` is reached before each step that it computes."""
 
-    def __init__(self, runner: ModelRunner, faults: tuple[Fault, ...], detokenize: Detokenize) -> None:
+    def __init__(self, runner: ModelRunner, faults: tuple[Fault, ...], detokenize: Detokenizer) -> None:
         self._runner = runner
         self._detokenize = detokenize
         self._plan = SchedulerOutput((), 0, ())

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import redis
 
 from engine.block_ledger import NS
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine
-from engine.stopping import Detokenize
 from worker.backoff import Backoff
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
 from worker.functions.allow_list import AllowList
@@ -75,7 +75,7 @@ class ServedModel:
     engine: Engine
     encode: Encode
     compile_grammar: CompileGrammar
-    decode: Detokenize
+    decode: Detokenizer
     names: frozenset[str]  # what a job may call it
     bytes_per_block: int  # of KV, all layers
     peak_memory_bytes: Callable[[], int]

@@ -1,5 +1,6 @@
 """Grammars that confine outputs: compiled by llguidance, beside the engine, and followed a token at a time."""
 
+import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import zip_longest
@@ -14,7 +15,8 @@ from engine.grammar import Grammar
 from engine.request import RequestError
 from worker.errors import InvalidJob
 from worker.jobs import PromptJob
-from worker.output_format import JsonObjectFormat, JsonSchemaFormat
+from worker.output_format import MAX_GRAMMAR_CHARACTERS, JsonObjectFormat, JsonSchemaFormat
+from worker.running.tool_forms import ToolForm, call_grammar
 
 GRAMMAR_FAILED = "grammar_failed"
 ANY_OBJECT = {"type": "object"}
@@ -26,15 +28,21 @@ class Grammars:
     """Compiles the grammars of jobs for one model. What a grammar may cost is bounded, when it is compiled (at most
     seconds, by the size that `worker.output_format` allows and by llguidance's limits) and at each token."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, stop_token_ids: Iterable[int]) -> None:
-        """`tokenizer` is transformers' own; its table of tokens is made when the first grammar comes (1 s)."""
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, stop_token_ids: Iterable[int], tool_form: ToolForm | None = None
+    ) -> None:
+        """`tokenizer` is transformers' own; its table of tokens is made when the first grammar comes (1 s).
+
+        `tool_form` is how the model calls tools, None where nobody knows.
+        """
+        self._tool_form = tool_form
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._stop_token_ids = sorted(stop_token_ids)
 
     def compile(self, job: PromptJob) -> Grammar | None:
         """Return what confines a job's output, None where nothing does. Raises InvalidJob naming the field at fault."""
-        source = _source(job)
+        source = self._source(job)
         if source is None:
             return None
         field, grammar = source
@@ -44,6 +52,19 @@ class Grammars:
         if matcher.is_error():
             raise InvalidJob(field, f"cannot be followed: {_one_line(matcher.get_error())}")
         return _Matched(matcher)
+
+    def _source(self, job: PromptJob) -> tuple[str, str] | None:
+        """Return the field that asks for a grammar, and llguidance's form of it."""
+        if not job.must_call:
+            return _source(job)
+        if self._tool_form is None:
+            raise InvalidJob("tool_choice", "this model's chat template has no form of calls that is known")
+        size = sum(len(json.dumps(tool.function.parameters)) for tool in job.tools)
+        if size > MAX_GRAMMAR_CHARACTERS:
+            message = f"have parameters of {size} characters together; at most {MAX_GRAMMAR_CHARACTERS} can be followed"
+            raise InvalidJob("tools", message)
+        grammar = call_grammar(job, self._tool_form, WHITESPACE, self._tokenizer.get_added_vocab())
+        return "tools", LLMatcher.grammar_from_lark(grammar)
 
     @cached_property
     def _table(self) -> LLTokenizer:

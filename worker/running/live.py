@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.request import Request
-from engine.stopping import Detokenize
+from engine.detokenizing import Detokenizer
 from worker.errors import ServiceUnavailable, TryLater
 from worker.log_fields import about
 from worker.queue.access import TokenDelta
 from worker.queue.job_queue import JobQueue
 from worker.records import Outcome
+from worker.running.growing_output import GrowingOutput
 from worker.running.held import HeldJob, HeldJobs
 
 POLL_SECONDS = 0.2  # between two looks at who watches and who cancels; a job that was just claimed is looked at sooner
@@ -20,7 +20,6 @@ TICK_SECONDS = 0.03  # between two deltas of a stream: about a token's time
 REST_SHARE = (
     4.0  # of the time that the deltas of all streams took, before the next ones: the engine needs the processor
 )
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer gives for a character whose last bytes are still to come
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +28,13 @@ logger = logging.getLogger(__name__)
 class _Stream:
     job: HeldJob
     sent: int = 0  # characters
+    output: GrowingOutput | None = None  # once the engine has the job
+    is_broken: bool = False
+
+    def note_sent(self, num_characters: int) -> None:
+        self.sent += num_characters
+        if self.output is not None:
+            self.output.forget(num_characters)
 
 
 class Live:
@@ -39,7 +45,7 @@ class Live:
         self,
         job_queue: JobQueue,
         held: HeldJobs,
-        detokenize: Detokenize,
+        detokenize: Detokenizer,
         cancel: Callable[[str], None],
         stop_function: Callable[[str], bool],
     ) -> None:
@@ -116,7 +122,7 @@ class Live:
                 {self._streams[execution_id].job.claim.job_id: delta for execution_id, delta in deltas.items()}
             )
             for execution_id, delta in deltas.items():
-                self._streams[execution_id].sent += len(delta.text)
+                self._streams[execution_id].note_sent(len(delta.text))
 
     def _open_streams(self, job_ids: frozenset[str]) -> None:
         """Begin the streams of watched jobs; forget those of jobs that went without an end of their own."""
@@ -132,23 +138,16 @@ class Live:
     def _fresh(self, stream: _Stream) -> str:
         """Return what a job's output has grown by, as far as it is settled."""
         request = stream.job.request
-        if request is None or len(stream.job.outputs) > stream.job.claim.job.n:  # which is best turns out at the end
+        if request is None or stream.is_broken:
             return ""
+        if len(stream.job.outputs) > stream.job.claim.job.n:  # which is best turns out at the end
+            return ""
+        if stream.output is None:
+            stream.output = GrowingOutput(request.params, self._detokenize)
         try:
-            return settled_text(request, self._detokenize)[stream.sent :]
+            return stream.output.unsent(request)
         except Exception:  # the detokenizer's bug: the job's outcome will tell, other jobs stream on
+            stream.is_broken = True
             claim = stream.job.claim
             logger.exception("the output of job %s cannot be streamed", claim.job_id, extra=about(claim))
             return ""
-
-
-def settled_text(request: Request, detokenize: Detokenize) -> str:
-    """Return the output so far without what may still change: a last character of which bytes are missing, and before
-    it as much as a stop string could take away. May be called while the engine steps."""
-    stops = request.params.stop
-    token_ids = request.output_token_ids
-    if not stops:
-        return detokenize(token_ids).rstrip(REPLACEMENT)
-    # The engine may not have looked yet whether the newest token completes a stop string.
-    text = detokenize(token_ids[:-1]).rstrip(REPLACEMENT)
-    return text[: max(0, len(text) - max(len(stop) - 1 for stop in stops))]

@@ -5,8 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from engine.detokenizing import Detokenizer
 from engine.request import FinishReason, RequestError
-from engine.stopping import Detokenize
 from worker.backoff import Backoff
 from worker.error_classes import ErrorClass, classify
 from worker.errors import InvalidJob
@@ -19,6 +19,7 @@ from worker.running.job_stats import stats_of
 from worker.running.token_logprobs import described_prompt
 from worker.running.usage import usage_of
 from worker.sql.lookups import JobResult
+from worker.tool_calls import TOOL_CALLS_REASON, calling_fields
 
 INTERNAL_ERROR = "internal_error"
 RESULT_REFUSED = "result_refused"
@@ -36,7 +37,7 @@ class OutcomeBuilder:
 
     def __init__(
         self,
-        detokenize: Detokenize,
+        detokenize: Detokenizer,
         block_size: int,
         bytes_per_block: int,
         peak_memory_bytes: Callable[[], int],
@@ -200,7 +201,7 @@ def broken_off(outcome: Outcome, error: Exception) -> Outcome:
     )
 
 
-def return_value(result: Outcome | JobResult, stats: JobStats | None, job: PromptJob) -> dict[str, Any]:
+def return_value(result: Outcome | JobResult, stats: JobStats | None, job: PromptJob, job_id: str) -> dict[str, Any]:
     """Return what a producer gets for a job that is done, whether from its outcome or from SQL."""
     asked: dict[str, Any] = {"token_ids": list(result.token_ids)} if job.return_token_ids else {}
     if result.logprobs is not None:
@@ -209,8 +210,10 @@ def return_value(result: Outcome | JobResult, stats: JobStats | None, job: Promp
         asked["prompt_logprobs"] = result.prompt_logprobs
     if job.return_token_ids and result.prompt_token_ids is not None:
         asked["prompt_token_ids"] = result.prompt_token_ids
+    if result.finish_reason == TOOL_CALLS_REASON:
+        asked |= calling_fields(result.text or "", job_id)
     if job.n > 1:
-        asked["choices"] = [_choice_value(choice, job) for choice in all_choices(result)]
+        asked["choices"] = [_choice_value(choice, job, job_id) for choice in all_choices(result)]
     return {
         "text": f"{echoed(job)}{result.text}",
         "finish_reason": result.finish_reason,
@@ -226,10 +229,12 @@ def echoed(job: PromptJob) -> str:
     return (job.prompt or "") if job.echo else ""
 
 
-def _choice_value(choice: Choice, job: PromptJob) -> dict[str, Any]:
+def _choice_value(choice: Choice, job: PromptJob, job_id: str) -> dict[str, Any]:
     asked: dict[str, Any] = {"token_ids": list(choice.token_ids)} if job.return_token_ids else {}
     if choice.logprobs is not None:
         asked["logprobs"] = choice.logprobs
+    if choice.finish_reason == TOOL_CALLS_REASON:
+        asked |= calling_fields(choice.text, job_id, choice.index)
     return {"index": choice.index, "text": echoed(job) + choice.text, "finish_reason": choice.finish_reason, **asked}
 
 
@@ -237,7 +242,7 @@ def acknowledgement(outcome: Outcome) -> Acknowledgement:
     """Return what RQ's readers see of an outcome that was committed: DONE, FAILED or CANCELLED."""
     value = None
     if outcome.state is AttemptState.DONE:
-        value = return_value(outcome, outcome.stats, outcome.claim.job)
+        value = return_value(outcome, outcome.stats, outcome.claim.job, outcome.claim.job_id)
     error = f"{outcome.error_code}: {outcome.error_message}" if outcome.error_code else None
     return Acknowledgement(outcome.claim, outcome.state, value, error)
 

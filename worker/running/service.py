@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from engine.attention_layers import UnsupportedModel
 from engine.config import EngineConfig
+from engine.detokenizing import Detokenizer
 from engine.engine import Engine, Runner
 from engine.kv_cache import UnsupportedCache, choose_kv_dtype
 from engine.linears import Numerics, Weights
@@ -86,20 +87,21 @@ def _build_flow(
     config = _engine_config(settings, loaded, draft)
     name = short_name(loaded.identity.name)
     tokenizer = Tokenizer(loaded.folder)
+    detokenizer = tokenizer.detokenizer
     kv_dtype = _kv_dtype(settings, loaded)
     runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype, config.num_host_blocks)
     device, bytes_per_block = loaded.model.device, runner.cache.shape.bytes_per_block
     model = ServedModel(
         engine=Engine(
             config,
-            _runner(settings, runner, tokenizer, journal),
+            _runner(settings, runner, detokenizer, journal),
             loaded.identity,
-            tokenizer.decode,
+            detokenizer,
             speculator=speculation(settings, config, loaded, draft, lambda runner: JournaledRunner(runner, journal)),
         ),
         encode=tokenizer.encode,
         compile_grammar=tokenizer.grammars(loaded.identity.vocab_size, loaded.identity.stop_token_ids).compile,
-        decode=tokenizer.decode,
+        decode=detokenizer,
         names=frozenset({name, loaded.identity.name}),
         bytes_per_block=bytes_per_block,
         peak_memory_bytes=lambda: peak_memory_bytes(device),
@@ -126,13 +128,13 @@ def _build_flow(
     return Flow(settings, connection, store, model, record, journal, began)
 
 
-def _runner(settings: Settings, runner: ModelRunner, tokenizer: Tokenizer, journal: Journal) -> Runner:
+def _runner(settings: Settings, runner: ModelRunner, detokenizer: Detokenizer, journal: Journal) -> Runner:
     """Return the runner behind the crash journal, and behind one that fails where failpoints ask for that."""
     faults = parse_faults(settings.failpoints)
     if faults:
         logger.warning("failpoints are set: this worker fails on purpose (%s)", settings.failpoints)
     is_to_fail = any(fault.point is Point.IN_STEP for fault in faults)
-    return JournaledRunner(FailingRunner(runner, faults, tokenizer.decode) if is_to_fail else runner, journal)
+    return JournaledRunner(FailingRunner(runner, faults, detokenizer) if is_to_fail else runner, journal)
 
 
 def _load(settings: Settings, field: str, source: str | None) -> LoadedModel:

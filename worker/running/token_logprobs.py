@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from engine.detokenizing import Detokenizer
 from engine.request import Request, TokenLogprobs
-from engine.stopping import Detokenize
 
 
-def described(request: Request, detokenize: Detokenize) -> list[dict[str, Any]] | None:
+def described(request: Request, detokenize: Detokenizer) -> list[dict[str, Any]] | None:
     """Return an object for each output token: `token_id`, `token` (its text alone; a part of a character shows as
     U+FFFD), `logprob`, and `top_logprobs`, the most likely tokens at its place. None where the job did not ask."""
     if request.params.logprobs is None:
@@ -15,7 +15,7 @@ def described(request: Request, detokenize: Detokenize) -> list[dict[str, Any]] 
     return [_described(token_id, noted, detokenize) for token_id, noted in pairs]
 
 
-def described_prompt(request: Request, detokenize: Detokenize) -> list[dict[str, Any]] | None:
+def described_prompt(request: Request, detokenize: Detokenizer) -> list[dict[str, Any]] | None:
     """Return the same of the prompt's tokens, as far as it was computed; the first has nothing before it, and so a
     `logprob` of None and no `top_logprobs`. None where the job did not ask."""
     if request.params.prompt_logprobs is None:
@@ -26,10 +26,10 @@ def described_prompt(request: Request, detokenize: Detokenize) -> list[dict[str,
     return [begin, *(_described(token_id, noted, detokenize) for token_id, noted in pairs)]
 
 
-def _described(token_id: int, noted: TokenLogprobs, detokenize: Detokenize) -> dict[str, Any]:
+def _described(token_id: int, noted: TokenLogprobs, detokenize: Detokenizer) -> dict[str, Any]:
     top = [_entry(*pair, detokenize) for pair in noted.top]
     return {**_entry(token_id, noted.logprob, detokenize), "top_logprobs": top}
 
 
-def _entry(token_id: int, logprob: float | None, detokenize: Detokenize) -> dict[str, Any]:
+def _entry(token_id: int, logprob: float | None, detokenize: Detokenizer) -> dict[str, Any]:
     return {"token_id": token_id, "token": detokenize([token_id]), "logprob": logprob}

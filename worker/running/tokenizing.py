@@ -1,15 +1,20 @@
 """Text to token ids and back: the model's own tokenizer and chat template."""
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
+from engine.detokenizing import Detokenizer
 from worker.errors import InvalidJob
 from worker.jobs import PromptJob
+from worker.running.chat_template import ChatTemplate
+from worker.running.conversation import Turn, turns_of, without_calls, without_results
 from worker.running.grammars import Grammars
+from worker.running.tool_forms import ToolForm, form_of
 
 
 class Tokenizer:
@@ -22,10 +27,11 @@ class Tokenizer:
     def __init__(self, folder: str) -> None:
         self._encoder: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._decoder: Any = deepcopy(self._encoder)
+        self._templates: dict[str, ChatTemplate] = {}  # by source; a model may have one for tools
 
     def grammars(self, vocab_size: int, stop_token_ids: Iterable[int]) -> Grammars:
         """Return the compiler of grammars over this tokenizer's tokens."""
-        return Grammars(self._encoder, vocab_size, stop_token_ids)
+        return Grammars(self._encoder, vocab_size, stop_token_ids, self._tool_form)
 
     def vocabulary(self) -> dict[str, int]:
         """Return the id of each token, special ones included."""
@@ -36,34 +42,75 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._encoder.chat_template)
 
+    @property
+    def _tool_form(self) -> ToolForm | None:
+        """The form in which the model's template has it call tools; None where it is none that is known."""
+        return form_of(self._encoder.get_chat_template(tools=[])) if self.has_chat_template else None
+
     def encode(self, job: PromptJob) -> list[int]:
         """Return the job's prompt as token ids. Raises InvalidJob when the template refuses it or does not exist."""
         # Not verbose: how long a prompt may be is the engine's to say, in the job's own error.
-        if job.raw or (job.prompt is not None and job.system is None and not self.has_chat_template):
+        is_plain = job.prompt is not None and job.system is None and not job.offered_tools
+        if job.raw or (is_plain and not self.has_chat_template):
             ids: list[int] = self._encoder(job.prompt, verbose=False).input_ids
             return ids
         if not self.has_chat_template:
             raise InvalidJob("messages", "this model has no chat template; send a prompt with raw")
-        try:
-            rendered: list[int] = self._encoder.apply_chat_template(
-                _turns(job), add_generation_prompt=True, return_dict=False, tokenizer_kwargs={"verbose": False}
-            )
-        except (TemplateError, ValueError) as error:
-            raise InvalidJob("messages", f"the chat template refuses them: {_first_line(error)}") from error
-        return rendered
+        encoded: list[int] = self._encoder(self._rendered(job), add_special_tokens=False, verbose=False).input_ids
+        return encoded
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens left out and nothing tidied up."""
-        text: str = self._decoder.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _rendered(self, job: PromptJob) -> str:
+        """Return a conversation as text. What the template would leave out is refused."""
+        turns = turns_of(job)
+        tools = [tool.model_dump(mode="json", exclude_none=True) for tool in job.offered_tools]
+        text = self._render(turns, tools)
+        if tools and text == self._render(turns, []):
+            raise InvalidJob("tools", "this model's chat template does not tell the model of tools")
+        if (fewer := without_calls(turns)) != turns and text == self._render(fewer, tools):
+            raise InvalidJob("messages", "tool_calls are left out by this model's chat template")
+        if (fewer := without_results(turns)) != turns and text == self._render(fewer, tools):
+            raise InvalidJob("messages", "of the role tool are left out by this model's chat template")
         return text
 
+    def _render(self, turns: list[Turn], tools: list[dict[str, Any]]) -> str:
+        try:
+            source = self._encoder.get_chat_template(tools=tools or None)
+            if source not in self._templates:
+                self._templates[source] = ChatTemplate(source)
+            return self._templates[source].render(
+                **self._encoder.special_tokens_map,
+                messages=deepcopy(turns),
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=True,
+            )
+        except Exception as error:  # whatever its expressions raise: the worker goes on
+            name = self._encoder.name_or_path
+            raise InvalidJob("messages", f"the chat template of {name} refuses them: {_first_line(error)}") from error
 
-def _turns(job: PromptJob) -> list[dict[str, str]]:
-    if job.messages is not None:
-        return [{"role": message.role, "content": message.content} for message in job.messages]
-    assert job.prompt is not None, "a job has a prompt or messages"
-    turns = [{"role": "user", "content": job.prompt}]
-    return turns if job.system is None else [{"role": "system", "content": job.system}, *turns]
+    @property
+    def detokenizer(self) -> Detokenizer:
+        """What turns this tokenizer's ids into text, special tokens left out unless asked for, nothing tidied up."""
+        return Detokenizer(
+            partial(self._decoder.decode, clean_up_tokenization_spaces=False),
+            special_token_ids=_special_token_ids(self._decoder),
+            byte_values=_byte_values(self._decoder),
+        )
+
+
+def _special_token_ids(tokenizer: Any) -> frozenset[int]:
+    """Return the ids that the tokenizer itself leaves out: tokens that were added to its vocabulary as special."""
+    added = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(added | set(tokenizer.all_special_ids))
+
+
+def _byte_values(tokenizer: Any) -> dict[int, int]:
+    """Return the byte of each token that stands for one, where the vocabulary falls back on bytes."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or "ByteFallback" not in str(json.loads(backend.to_str())["decoder"]):
+        return {}
+    ids = ((backend.token_to_id(f"<0x{value:02X}>"), value) for value in range(256))
+    return {token_id: value for token_id, value in ids if token_id is not None}
 
 
 def _first_line(error: Exception) -> str:

@@ -16,6 +16,7 @@ from worker.openai_api.errors import ApiError, ErrorType
 from worker.openai_api.fields import Endpoint
 from worker.openai_api.requests import parse_request
 from worker.openai_api.responses import Chunks, ResponseHead, Usage, choices_of, completion
+from worker.openai_api.tool_stream import ToolStream
 from worker.records import JobState
 from worker.serving.admission import admit
 from worker.serving.attendance import attended
@@ -41,6 +42,7 @@ class _Call:
     head: ResponseHead
     include_usage: bool
     echo: bool  # the answer begins with the prompt
+    may_call: bool  # a tool
 
     @property
     def job_id(self) -> str:
@@ -68,7 +70,7 @@ def completions(endpoint: Endpoint) -> Handler:
             request.state.log["job_id"] = job.job_id
             model = str(parsed.payload.get("model") or await _model_name(services))
             head, echo = ResponseHead(endpoint, job.job_id, now, model), bool(parsed.payload.get("echo"))
-            call = _Call(services, request, head, parsed.include_usage, echo)
+            call = _Call(services, request, head, parsed.include_usage, echo, parsed.may_call)
             await _enqueue(call, job)
             response = await (_answer_as_it_comes(call) if parsed.stream else _answer_at_once(call))
         except BaseException:
@@ -144,6 +146,7 @@ async def _answer_as_it_comes(call: _Call) -> Response:
 
 async def _events(call: _Call, texts: AsyncGenerator[str], coming: asyncio.Future[str | None]) -> AsyncGenerator[str]:
     services, chunks = call.services, Chunks(call.head, include_usage=call.include_usage)
+    tool_stream = ToolStream() if call.may_call else None
     closing = asyncio.ensure_future(services.closing.wait())
     has_ended = False
     try:
@@ -156,7 +159,9 @@ async def _events(call: _Call, texts: AsyncGenerator[str], coming: asyncio.Futur
                 text = coming.result()
                 if text is None:
                     break
-                yield as_event(chunks.text(text))
+                content = text if tool_stream is None else tool_stream.take(text)
+                if content:
+                    yield as_event(chunks.text(content))
                 coming = asyncio.ensure_future(_next(texts))
             elif closing.done():
                 yield as_event(STOPPING.body())
@@ -166,6 +171,10 @@ async def _events(call: _Call, texts: AsyncGenerator[str], coming: asyncio.Futur
         has_ended = True
         value = await services.client.result(call.job_id)
         assert value is not None, "a job whose output has ended is done"
+        if tool_stream is not None:
+            content, calls = tool_stream.rest(value)
+            for chunk in (*([chunks.text(content)] if content else ()), *chunks.calls(calls)):
+                yield as_event(chunk)
         for chunk in chunks.closing(value["finish_reason"], _usage(value)):
             yield as_event(chunk)
         yield DONE

@@ -1,0 +1,90 @@
+"""Chat templates: as transformers renders them, and bounded whatever they try. None comes from a job."""
+
+import json
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from tests.worker.test_tools import BARE, SILENT, TAGGED, TALK, WEATHER, with_template
+from tests.worker.tokenizers_at_hand import byte_level
+from worker.errors import InvalidJob
+from worker.jobs import parse_job
+from worker.running.chat_template import ChatTemplate, TemplateTooCostly
+
+HOSTILE = {
+    "text times a number": "{{ 'a' * 10**10 }}",
+    "list times a number": "{{ ([messages] * 10**9) | length }}",
+    "number to a power": "{{ 9 ** 9 ** 9 }}",
+    "doubling": "{% set n = namespace(x='abc') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "adding": "{% set n = namespace(x='abc') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "loops that write": "{% for a in range(90000) %}{% for b in range(90000) %}aaaaaaaa{% endfor %}{% endfor %}",
+    "loops that write nothing": "{% for a in text %}{% for b in text %}{% set c = a %}{% endfor %}{% endfor %}",
+    "width of a format": "{{ '%1000000000d' % 1 }}",
+    "width of another format": "{{ '{:1000000000}'.format(1) }}",
+    "width of a text": "{{ 'a'.center(1000000000) }}",
+    "width of a filter": "{{ 'a' | center(1000000000) }}",
+    "indent of JSON": "{{ messages | tojson(indent=1000000000) }}",
+    "replacing each letter": "{{ text.replace('a', text) }}",
+    "joining": "{{ text.join(text) }}",
+}
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_template_is_bounded(source: str) -> None:
+    with pytest.raises(TemplateTooCostly, match=r"^it "):
+        ChatTemplate(source).render(messages=[{"role": "user"}], text="a" * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (HOSTILE["text times a number"], "it makes a text of more than 8388608 characters"),
+        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe."),
+        ("{{ raise_exception('only cats') }}", "only cats"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth exceeded"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ lipsum(9) }}", "'lipsum' is undefined"),
+    ],
+)
+def test_job_fails_and_names_the_models_template(tmp_path: Any, source: str, message: str) -> None:
+    tokenizer = with_template(source, tmp_path)
+    with pytest.raises(InvalidJob) as caught:
+        tokenizer.encode(parse_job({"prompt": "hello"}))
+    assert str(caught.value).startswith(f"messages: the chat template of {tmp_path} refuses them: {message}")
+    assert "\n" not in str(caught.value)
+
+
+EXTRAS = (
+    "{{ bos_token }}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
+    "{% generation %}{{ m.content | trim }}{% endgeneration %}\n{% endfor %}{{ tools | tojson(indent=2) }}"
+    "{% set n = namespace(a=1) %}{% set n.a = 2 * n.a + 1 %}{{ n.a }}{{ 'x' * 3 ~ '%s' % 'y' }}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("source", [SILENT, TAGGED, BARE, EXTRAS])
+def test_renders_as_transformers_does(source: str) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), bos_token="<s>", eos_token="</s>")
+    turns = [{"role": "user", "content": " grüß dich "}, {"role": "assistant", "content": "<b>'hi'</b>"}]
+    expected = tokenizer.apply_chat_template(
+        turns, tools=[WEATHER], chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    rendered = ChatTemplate(source).render(
+        **tokenizer.special_tokens_map, messages=turns, tools=[WEATHER], documents=None, add_generation_prompt=True
+    )
+    assert rendered == expected
+
+
+@pytest.mark.parametrize("field", ["chat_template", "chat_template_kwargs", "template"])
+def test_no_job_brings_a_template(field: str) -> None:
+    with pytest.raises(InvalidJob, match=f"^{field}: unknown field"):
+        parse_job({"messages": TALK, field: "{{ 1 }}"})
+
+
+def test_template_cannot_change_the_conversation(tmp_path: Any) -> None:
+    tokenizer = with_template("{{ messages.append(1) }}", tmp_path)
+    with pytest.raises(InvalidJob, match=r"is unsafe|access to attribute"):
+        tokenizer.encode(parse_job({"messages": TALK}))
+    assert json.dumps(TALK).count("role") == 3
