@@ -16,8 +16,9 @@ from engine.offload_policy import CopyTime
 from engine.offloading import OffloadFigures
 from engine.quarantine import DeviceOutOfMemory, EngineBroken, Quarantine
 from engine.request import ForkGroup, GroupFigures, Request, RequestError, RequestFigures, SamplingParams
-from engine.scheduler import NO_DRAFTS, Drafts, Sampled, Scheduler, SchedulerOutput, StepLimits
+from engine.scheduler import Scheduler
 from engine.speculation.speculator import NoSpeculation, Speculator
+from engine.step_plan import NO_DRAFTS, Drafts, Sampled, SchedulerOutput, StepLimits
 
 NO_OFFLOADING = OffloadFigures()
 CALM_STEPS = 64  # without the device running out of memory, before steps may double again

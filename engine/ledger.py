@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from engine.block_ledger import nanoseconds
 from engine.cache_manager import KVCacheManager
 from engine.request import RequestFigures
-from engine.scheduler import ScheduledRequest, SchedulerOutput
+from engine.step_plan import ScheduledRequest, SchedulerOutput
 
 PAIRS_PER_TOKEN = 2048
 PAIRS_PER_READ = 6

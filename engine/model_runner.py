@@ -18,8 +18,8 @@ from engine.probing import plan_of, probe_request
 from engine.prompt_scoring import PromptScorer
 from engine.quarantine import DeviceOutOfMemory
 from engine.request import RequestError
-from engine.scheduler import Sampled, SchedulerOutput
 from engine.speculation.verifying import sample_shares
+from engine.step_plan import Sampled, SchedulerOutput
 
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"  # how torch's message for it begins, in a plain RuntimeError
 

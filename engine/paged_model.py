@@ -22,7 +22,7 @@ from engine.attention_layers import (
 )
 from engine.attention_patches import Attend, patch_attention
 from engine.kv_cache import KVCache, KVShape
-from engine.scheduler import SchedulerOutput
+from engine.step_plan import SchedulerOutput
 from kernels import ops
 from kernels.native.decoding import NativeDecode
 from kernels.native.library import NativeKernels

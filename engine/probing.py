@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.request import Request, RequestFigures, SamplingParams
-from engine.scheduler import ScheduledRequest, SchedulerOutput
+from engine.step_plan import ScheduledRequest, SchedulerOutput
 
 
 def probe_request(token_ids: Sequence[int], block_ids: Sequence[int]) -> Request:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from engine.request import Request, RequestError, TokenLogprobs
 from engine.sampler import NOT_FINITE
-from engine.scheduler import ScheduledRequest, SchedulerOutput
+from engine.step_plan import ScheduledRequest, SchedulerOutput
 
 ROWS_AT_ONCE = 64  # of logits: with a vocabulary of 150,000 they and their logarithms take 77 MB
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from engine.request import Request
-from engine.scheduler import SchedulerOutput
+from engine.step_plan import SchedulerOutput
 
 Group = dict[str, int]  # request id -> tokens that it had computed, had the step that failed not failed
 

@@ -3,66 +3,17 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
 from engine.forking import is_aside, stands_aside
-from engine.offloading import Transfer
 from engine.request import FinishReason, Request, RequestError, RequestState
+from engine.step_plan import NO_DRAFTS, Drafts, Sampled, ScheduledRequest, SchedulerOutput, StepLimits
 from engine.stopping import finish_reason
 
-Sampled = tuple[int, ...] | RequestError  # a request's next tokens, or why it must end
-Drafts = Mapping[str, tuple[int, ...]]  # by request id: what may come next
-
-NO_DRAFTS: Drafts = {}
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One request's share of a step: `num_scheduled_tokens` tokens from `num_computed_tokens` on, `draft` the last."""
-
-    request: Request
-    num_computed_tokens: int  # before the step
-    num_scheduled_tokens: int
-    draft: tuple[int, ...] = ()  # proposals beyond the known tokens; each whose turn comes is checked by sampling
-
-    @property
-    def num_known_tokens(self) -> int:
-        """Scheduled tokens that are no proposals."""
-        return self.num_scheduled_tokens - len(self.draft)
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step reaches the newest known token, whose logits give the next one."""
-        return self.num_computed_tokens + self.num_known_tokens == self.request.num_tokens
-
-    @property
-    def num_rejected_tokens(self) -> int:
-        """After `Scheduler.update`: tokens of the draft that did not become output, computed in vain."""
-        stop = self.num_computed_tokens + self.num_scheduled_tokens
-        return max(0, min(len(self.draft), stop + 1 - self.request.num_tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The most that one step may hold."""
-
-    num_seqs: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
-    """The plan of one step."""
-
-    scheduled: tuple[ScheduledRequest, ...]
-    num_tokens: int
-    preempted: tuple[Request, ...]
-    transfers: tuple[Transfer, ...] = ()  # to be made before anything is written, in this order
 
 
 class Scheduler:

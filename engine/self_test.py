@@ -10,7 +10,7 @@ from engine.kv_cache import KVCache
 from engine.linears import Numerics, Weights
 from engine.paged_model import PagedModel
 from engine.probing import plan_of, probe_request
-from engine.scheduler import ScheduledRequest, SchedulerOutput
+from engine.step_plan import ScheduledRequest, SchedulerOutput
 
 NUM_TOKENS = 24
 BLOCK_SIZE = 4

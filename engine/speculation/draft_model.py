@@ -7,8 +7,8 @@ from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.engine import Runner
 from engine.request import Request, RequestError, RequestFigures
-from engine.scheduler import Drafts, ScheduledRequest, SchedulerOutput
 from engine.speculation.speculator import Offer
+from engine.step_plan import Drafts, ScheduledRequest, SchedulerOutput
 
 
 @dataclass(eq=False, slots=True)

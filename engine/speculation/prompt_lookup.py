@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.request import Request
-from engine.scheduler import Drafts
 from engine.speculation.speculator import Offer
+from engine.step_plan import Drafts
 
 SHORTEST_MATCH = 2  # tokens: a single one is followed by too many others
 LONGEST_MATCH = 16  # tokens that are compared

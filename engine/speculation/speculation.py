@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.request import Request
-from engine.scheduler import NO_DRAFTS, Drafts, SchedulerOutput
 from engine.speculation.acceptance import Acceptance
 from engine.speculation.allotting import Chance, allot
 from engine.speculation.speculator import Drafter, Offer
 from engine.speculation.step_costs import StepCosts
+from engine.step_plan import NO_DRAFTS, Drafts, SchedulerOutput
 
 ASSUMED_RATE = 0.5  # of drafted tokens that come true, until some are tried
 REQUEST_MEMORY_TOKENS = 20

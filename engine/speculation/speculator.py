@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.request import Request
-from engine.scheduler import NO_DRAFTS, Drafts, SchedulerOutput
+from engine.step_plan import NO_DRAFTS, Drafts, SchedulerOutput
 
 
 class Speculator(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.request import Request, RequestError
 from engine.sampler import sample
-from engine.scheduler import Sampled, ScheduledRequest
+from engine.step_plan import Sampled, ScheduledRequest
 
 
 def sample_shares(logits: Tensor, shares: Sequence[ScheduledRequest]) -> list[Sampled]:

@@ -20,7 +20,7 @@ from engine.model_loader import DTYPES, PLAIN, LoadedModel, load_model
 from engine.paged_model import PagedModel
 from engine.probing import probe_request
 from engine.request import Request
-from engine.scheduler import ScheduledRequest, SchedulerOutput
+from engine.step_plan import ScheduledRequest, SchedulerOutput
 from scripts.benchmarks.model_file import fetch_model
 
 WINDOW_TOKENS = 2_048

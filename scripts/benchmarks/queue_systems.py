@@ -21,7 +21,7 @@ from engine.engine import Engine, ModelIdentity
 from engine.grammar import Grammar
 from engine.offload_policy import CopyTime
 from engine.request import FinishReason, Request, RequestState, SamplingParams
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from scripts.benchmarks.memory import peak_rss_bytes
 from scripts.benchmarks.noop import noop
 from worker.client import submit

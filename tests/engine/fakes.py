@@ -15,8 +15,8 @@ from engine.host_tier import Spill
 from engine.offload_policy import CopyTime
 from engine.offloading import Transfer
 from engine.request import FinishReason, Request, RequestError, RequestFigures, SamplingParams
-from engine.scheduler import Drafts, Sampled, ScheduledRequest, SchedulerOutput
 from engine.speculation.speculator import Drafter, Speculator
+from engine.step_plan import Drafts, Sampled, ScheduledRequest, SchedulerOutput
 
 VOCAB_SIZE = 32
 EOS = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.request import FinishReason, Request, SamplingParams
-from engine.scheduler import NO_DRAFTS, Drafts, SchedulerOutput
+from engine.step_plan import NO_DRAFTS, Drafts, SchedulerOutput
 from tests.engine.fakes import NAN_TOKEN, Harness, assert_as_alone, generate_alone, make_config
 
 PROMPT = [1, 2, 3]

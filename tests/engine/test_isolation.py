@@ -12,7 +12,7 @@ from engine.grammar import Grammar
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, RequestError, SamplingParams
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from tests.engine.tiny_configs import SERVED, VOCAB_SIZE
 from tests.engine.tiny_models import load, make_engine, random_model
 

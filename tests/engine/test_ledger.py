@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.block_ledger import NS
 from engine.ledger import PAIRS_PER_READ, PAIRS_PER_TOKEN, divide, weight
 from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledRequest
+from engine.step_plan import ScheduledRequest
 from tests.engine.fakes import NAN_TOKEN, FakeDeviceError, Harness, make_harness, make_request
 from tests.engine.ledger_oracle import LedgerOracle
 

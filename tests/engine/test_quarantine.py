@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.engine import CALM_STEPS
 from engine.quarantine import DeviceOutOfMemory, EngineBroken
 from engine.request import Request, SamplingParams
-from engine.scheduler import SchedulerOutput
+from engine.step_plan import SchedulerOutput
 from tests.engine.fakes import FakeDeviceError, Harness, assert_as_alone, make_harness
 
 LONG = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -14,11 +14,11 @@ from engine.config import EngineConfig
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
-from engine.scheduler import ScheduledRequest
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculator import Speculator
 from engine.speculation.verifying import sample_shares
+from engine.step_plan import ScheduledRequest
 from tests.engine.fakes import EagerSpeculation, make_request
 from tests.engine.tiny_configs import SERVED, VOCAB_SIZE
 from tests.engine.tiny_models import load, make_config, make_engine, random_model

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import Request, SamplingParams
-from engine.scheduler import Drafts
 from engine.speculation.acceptance import Acceptance
 from engine.speculation.allotting import MIN_SPEEDUP, Chance, allot
 from engine.speculation.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, PromptLookup, follow
 from engine.speculation.speculation import REMEASURE_STEPS, Speculation
 from engine.speculation.speculator import Offer
 from engine.speculation.step_costs import ASSUMED_PER_TOKEN, FORGETTING_STEPS, StepCosts
+from engine.step_plan import Drafts
 from tests.engine.fakes import Harness, assert_as_alone, generate_alone, make_config, make_request
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from tests.worker.fakes import ScriptedRunner, decode, make_flow
 from worker.queue.connection import connect
 from worker.running.crash_journal import journaling

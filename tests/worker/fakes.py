@@ -16,8 +16,8 @@ from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
 from engine.engine import Engine, ModelIdentity
 from engine.offload_policy import CopyTime
-from engine.scheduler import Sampled, SchedulerOutput
 from engine.speculation.speculator import Speculator
+from engine.step_plan import Sampled, SchedulerOutput
 from worker.jobs import PromptJob
 from worker.running.crash_journal import Journal, JournaledRunner, NoJournal
 from worker.running.flow import Flow, ServedModel

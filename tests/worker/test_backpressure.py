@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.engine import EngineStatus
 from engine.request import Request, RequestFigures, RequestState, SamplingParams
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from tests.worker.fakes import CONFIG, ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import submit
 from worker.jobs import PromptJob

@@ -9,7 +9,7 @@ import redis
 
 from engine.forking import prompt_id_of
 from engine.request import RequestError, TokenLogprobs
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from tests.worker.fakes import CONFIG, ENDLESS, EOS, ScriptedRunner, eventually, make_flow, running
 from tests.worker.test_ledger import balance_of
 from worker.client import JobEnd, ends, follow, submit

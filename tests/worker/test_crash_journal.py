@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.offload_policy import CopyTime
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from tests.worker.test_parts import ROOT
 from worker.queue.crashes import CrashKind
 from worker.queue.suspects import DeadWorker

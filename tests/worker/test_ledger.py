@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from tests.worker.fakes import CONFIG, ENDLESS, ScriptedRunner, ScriptError, decode, eventually, make_flow, running
 from tests.worker.test_leases import expire_leases
 from worker.client import submit

@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from tests.worker.crashing_worker import MARKER
 from tests.worker.fakes import ENDLESS, ScriptedRunner, answer, decode, eventually, make_flow, running
 from tests.worker.test_leases import LEASES, attempts_of, expire_leases, leases

@@ -8,7 +8,7 @@ import pytest
 import redis
 from rq import Queue
 
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from scripts.fault_table.proxy import Proxy, lose_reply_to
 from tests.worker.fakes import ScriptedRunner, make_flow, running
 from worker.client import submit

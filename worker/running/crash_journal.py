@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self
 from engine.engine import Runner
 from engine.forking import prompt_id_of
 from engine.offload_policy import CopyTime
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from worker.queue.crashes import CrashKind
 from worker.queue.embedded_supervisor import try_lock
 from worker.queue.suspects import DeadWorker

@@ -9,7 +9,7 @@ from engine.model_runner import ModelRunner
 from engine.offload_policy import CopyTime
 from engine.quarantine import DeviceOutOfMemory
 from engine.request import Request
-from engine.scheduler import Sampled, SchedulerOutput
+from engine.step_plan import Sampled, SchedulerOutput
 from worker.running.failpoints import Action, Failpoints, Fault, Point
 
 
