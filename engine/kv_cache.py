@@ -1,9 +1,10 @@
 """The KV cache's memory: one K and one V tensor a layer, and how many blocks fit in a given amount."""
 
+import math
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,6 +130,11 @@ def _independent(copies: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, 
 
 
 def _lazy_zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros as pages that the system provides when they are first touched, not all at the start."""
-    as_bytes = np.zeros((*size[:-1], size[-1] * dtype.itemsize), dtype=np.uint8)
-    return torch.from_numpy(as_bytes).view(dtype)
+    """Return zeros as pages that the system provides when they are first touched, not all at the start.
+
+    Small pages: a block lies in as many places as there are layers and heads, and numpy's and torch's own allocations
+    ask the system for pages of 2 MiB, so that the first token would take hundreds of them.
+    """
+    num_bytes = math.prod(size) * dtype.itemsize
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(size)

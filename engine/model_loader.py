@@ -109,7 +109,10 @@ def _paged(model: PreTrainedModel, native: NativeKernels | None, numerics: Numer
         refuse_other_layers(model)
         expected = eager_logits(model)
         paged = PagedModel(model, native, batch_invariant=numerics.batch_invariant)
+        num_bytes = _weight_bytes(model)
         fuse(model, numerics)
+        if _weight_bytes(model) <= num_bytes / 2:
+            _leave_file(model)
         fuse_layers(paged)
         self_test(paged, expected, numerics)
     except (UnsupportedModel, torch.OutOfMemoryError):
@@ -118,6 +121,17 @@ def _paged(model: PreTrainedModel, native: NativeKernels | None, numerics: Numer
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise UnsupportedModel(f"its definition does not run on paged attention: {reason}") from error
     return paged
+
+
+def _weight_bytes(model: PreTrainedModel) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def _leave_file(model: PreTrainedModel) -> None:
+    """Copy the weights that are still those of the file: as long as one is, all of it is mapped, beside what was made
+    of the others."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def _refuse_foreign_code(folder: str) -> None:

@@ -1,0 +1,36 @@
+"""What models and caches take of a machine's memory."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.attention_layers import AttentionLayer
+from engine.kv_cache import KVCache, KVShape
+from tests.engine.tiny_configs import SERVED
+from tests.engine.tiny_models import load, random_model
+
+MIB = 2**20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_cache_takes_memory_for_the_blocks_that_are_written() -> None:
+    layers = tuple(AttentionLayer(9, 3, 64, None, index) for index in range(30))
+    cache = KVCache(KVShape(layers, 16, torch.bfloat16), 8_192, torch.device("cpu"))  # 2.8 GiB
+    before = resident_bytes()
+    for key_cache, value_cache in cache.layers:
+        key_cache[5] = 1.0
+        value_cache[5] = 1.0
+    assert resident_bytes() - before < 32 * MIB
+
+
+def test_a_model_whose_weights_are_packed_leaves_its_file(tmp_path: Path) -> None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no bfloat16 units: the weights stay those of the file")
+    loaded = load(random_model(SERVED["llama"]()).to(torch.bfloat16), tmp_path)  # type: ignore[arg-type]  # hidden
+    assert loaded.model.dtype is torch.bfloat16
+    assert f"{tmp_path}/model.safetensors" not in Path("/proc/self/maps").read_text()
