@@ -162,7 +162,8 @@ def test_gguf_is_converted_once_a_dtype_and_content(gguf: Path, tmp_path: Path) 
     write_gguf(gguf, seed=1)
     other = load(gguf, cache_dir).folder
     assert len({first, narrow.folder, other}) == 3
-    assert len(list(cache_dir.iterdir())) == 3  # and nothing half-done beside them
+    made = [path for path in cache_dir.iterdir() if path.suffix != ".so"]  # C kernels
+    assert len(made) == 3  # and nothing half-done beside them
 
 
 def test_gguf_that_lacks_a_weight(tmp_path: Path) -> None:
