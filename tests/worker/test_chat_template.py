@@ -1,6 +1,9 @@
 """Chat templates: as transformers renders them, and bounded whatever they try. None comes from a job."""
 
+import ctypes
 import json
+from contextlib import suppress
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -20,6 +23,8 @@ HOSTILE = {
     "adding": "{% set n = namespace(x='abc') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
     "loops that write": "{% for a in range(90000) %}{% for b in range(90000) %}aaaaaaaa{% endfor %}{% endfor %}",
     "loops that write nothing": "{% for a in text %}{% for b in text %}{% set c = a %}{% endfor %}{% endfor %}",
+    "recursive loops": "{% for a in text recursive %}{% if loop.depth0 < 2 %}{{ loop(text) }}{% endif %}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "width of a format": "{{ '%1000000000d' % 1 }}",
     "width of another format": "{{ '{:1000000000}'.format(1) }}",
     "width of a text": "{{ 'a'.center(1000000000) }}",
@@ -88,3 +93,21 @@ def test_template_cannot_change_the_conversation(tmp_path: Any) -> None:
     with pytest.raises(InvalidJob, match=r"is unsafe|access to attribute"):
         tokenizer.encode(parse_job({"messages": TALK}))
     assert json.dumps(TALK).count("role") == 3
+
+
+def test_a_hung_thread_is_no_hindrance() -> None:
+    """An exception that a thread is to have and does not take keeps Python 3.11 from leaving a traced call."""
+    release = Event()
+
+    def hang() -> None:
+        with suppress(SystemExit):
+            release.wait()
+
+    hung = Thread(target=hang, daemon=True)
+    hung.start()
+    try:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(hung.ident or 0), ctypes.py_object(SystemExit))
+        assert ChatTemplate("{% for a in text %}{{ a }}{% endfor %}").render(text="abc") == "abc"
+    finally:
+        release.set()
+        hung.join()

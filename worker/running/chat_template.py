@@ -1,24 +1,23 @@
 """A model's chat template: transformers' sandbox, and bounds on what a template may cost. None comes from a job."""
 
 import re
-import sys
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextvars import ContextVar
 from functools import wraps
-from types import FrameType
 from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.runtime import Context
+from jinja2 import Template, TemplateError, nodes
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 MAX_CHARACTERS = 8 * 1024 * 1024  # of what a template writes, and of a text that it makes on the way
-MAX_LINES = 2_000_000  # of a template's compiled lines that one rendering runs: about two seconds
+MAX_ROUNDS = 1_000_000  # of loops, and calls, of one rendering: about a second
 MAX_EXPONENT = 64
 MAX_WIDTH = 100  # a number that a filter of `FILTERS_WITH_WIDTHS` may be given
 FILTERS_WITH_WIDTHS = ("center", "indent", "tojson", "wordwrap")
 WITHOUT_BOUNDS = ("format", "lipsum")  # jinja2's own, a filter and a function; no chat needs them
-TEMPLATE_FILE = "<template>"  # jinja2's name for what it compiled from a text
+ROUNDS_FILTER = "pagemill_rounds"  # applied to what a loop goes through
 LONG_FIELD = re.compile(r"\d{5}|\*")  # a width or precision in a format
 
 
@@ -35,39 +34,51 @@ class ChatTemplate:
 
     def render(self, **variables: Any) -> str:
         """Return the text. Raises TemplateError, or whatever an expression of the template raises."""
+        environment = self._template.environment
+        assert isinstance(environment, _BoundedEnvironment), "as it was compiled"
         parts, size = [], 0
-        before = sys.gettrace()
-        sys.settrace(_LineBudget().trace)  # of this thread
-        try:
-            for part in self._template.generate(**variables):
-                size += len(part)
-                _check_size(size)
-                parts.append(part)
-        finally:
-            sys.settrace(before)
+        environment.begin()
+        for part in self._template.generate(**variables):
+            size += len(part)
+            _check_size(size)
+            parts.append(part)
         return "".join(parts)
 
 
-class _LineBudget:
-    """Counts the lines of a template that run: a loop that writes nothing would not be noticed otherwise."""
-
-    def __init__(self) -> None:
-        self._left = MAX_LINES
-
-    def trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        return self._trace_line if frame.f_code.co_filename == TEMPLATE_FILE else None
-
-    def _trace_line(self, frame: FrameType, event: str, argument: object) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise TemplateTooCostly(f"it runs more than {MAX_LINES} lines")
-        return self._trace_line
-
-
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, with bounds on the operators and methods that make large values of small ones."""
+    """The sandbox, with bounds on the operators and methods that make large values of small ones, and on rounds.
+
+    Rounds are counted in the template's own loops. A trace function would count lines, but is for debuggers; and Python
+    3.11 calls one for ever while some thread, a hung function's, has an exception that it does not take.
+    """
 
     intercepted_binops = frozenset(["*", "**", "%", "+"])
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._rounds: ContextVar[int] = ContextVar("rounds")  # of the rendering in this thread
+        self.filters[ROUNDS_FILTER] = self._counted
+
+    def begin(self) -> None:
+        """Note the start of a rendering."""
+        self._rounds.set(0)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in list(tree.find_all(nodes.For)):
+            loop.iter = nodes.Filter(loop.iter, ROUNDS_FILTER, [], [], None, None, lineno=loop.lineno)
+        return tree
+
+    def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            self._count()
+            yield value
+
+    def _count(self) -> None:
+        rounds = self._rounds.get() + 1
+        self._rounds.set(rounds)
+        if rounds > MAX_ROUNDS:
+            raise TemplateTooCostly(f"it runs more than {MAX_ROUNDS} rounds of loops and calls")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute `left operator right`. Raises TemplateTooCostly."""
@@ -85,6 +96,9 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, *arguments: Any, **named: Any) -> Any:
         """Call what a template calls. Raises TemplateTooCostly."""
+        self._count()
+        if isinstance(obj, LoopContext) and arguments:  # a recursive loop, with other values
+            arguments = (self._counted(arguments[0]), *arguments[1:])
         text = getattr(obj, "__self__", None)
         if isinstance(text, str):
             _check_method(text, obj.__name__, arguments)
