@@ -4,6 +4,7 @@ import click
 
 from scripts.benchmarks.claims_bench import claims
 from scripts.benchmarks.engine_bench import engine, run_one
+from scripts.benchmarks.kernels_bench import kernels
 from scripts.benchmarks.nll_bench import nll
 from scripts.benchmarks.queue_bench import queue
 from scripts.benchmarks.reports_bench import reports
@@ -16,6 +17,7 @@ def main() -> None:
 
 main.add_command(claims)
 main.add_command(engine)
+main.add_command(kernels)
 main.add_command(nll)
 main.add_command(queue)
 main.add_command(reports)

@@ -1,0 +1,200 @@
+"""`scripts/bench kernels`: each kernel of this machine's device beside what it replaces, on the same inputs."""
+
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import ops
+from kernels.native.building import NativeBuild
+from kernels.native.decoding import NativeDecode
+from kernels.native.library import NativeKernels
+from kernels.paged_batch import PagedBatch, PagedSequence
+from kernels.score_rules import ScoreRules
+from scripts.gpu_checks.benchmark import BLOCK_SIZE, decodes, measure
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 9, 3, 64  # SmolLM2-135M's
+HIDDEN, INTERMEDIATE, EPS = 576, 1_536, 1e-5
+ROWS = 32
+COMPILE_SECONDS = 120.0
+WARM_UPS, REPETITIONS = 5, 50
+COPIED_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One kernel: medians in microseconds. `gb_s` is what it reads and writes at least, over its time."""
+
+    kernel: str
+    us: float
+    replaced_us: float
+    gb_s: float
+
+    @property
+    def speedup(self) -> float:
+        return self.replaced_us / self.us
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def kernels(as_json: bool) -> None:
+    """Kernels beside what they replace: on a CPU the C ones beside torch's operators, in bfloat16; on a GPU the Triton
+    ones, as in scripts/gpu-check.
+
+    \b
+    Example:
+      scripts/bench kernels
+    """
+    if torch.cuda.is_available():
+        print(json.dumps(measure(torch.device("cuda")), indent=2))
+        return
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        native = NativeBuild(Path(folder)).wait(COMPILE_SECONDS)
+        if native is None:
+            raise click.ClickException(
+                "no C kernels: this processor has no AVX-512 bfloat16, or there is no C compiler"
+            )
+        timings = list(_timings(native))
+        copied = torch.empty(COPIED_BYTES, dtype=torch.uint8)
+        target = torch.empty_like(copied)
+        copy_gb_s = 2 * COPIED_BYTES / _time_us(lambda: target.copy_(copied)) / 1e3
+    _report(timings, copy_gb_s, as_json=as_json)
+
+
+def _timings(native: NativeKernels) -> Iterator[Timing]:
+    for name, sequences in {
+        "attention: 32 decodes of 350 tokens": decodes(32, 350),
+        "attention: 32 decodes, 4 documents of 768 by 8": _by_documents(4, 8, 768, 100),
+        "attention: 4 decodes of 8,000 tokens": decodes(4, 8_000),
+        "attention: 1 decode of 8,000 tokens": decodes(1, 8_000),
+    }.items():
+        yield _attention(native, name, sequences)
+    yield _rms_norm(native)
+    yield _silu_mul(native)
+    yield _rotate_and_store(native)
+
+
+def _by_documents(num_documents: int, readers: int, shared_tokens: int, own_tokens: int) -> tuple[PagedSequence, ...]:
+    """Return decodes in groups that share a document each."""
+    one = decodes(readers, shared_tokens + own_tokens, shared_tokens)
+    blocks = 1 + max(max(sequence.block_ids) for sequence in one)
+    return tuple(
+        PagedSequence([index * blocks + block for block in sequence.block_ids], sequence.num_context, 1)
+        for index in range(num_documents)
+        for sequence in one
+    )
+
+
+def _attention(native: NativeKernels, name: str, sequences: tuple[PagedSequence, ...]) -> Timing:
+    num_blocks = 1 + max(max(sequence.block_ids) for sequence in sequences)
+    memory = torch.randn(2, NUM_KV_HEADS, num_blocks, BLOCK_SIZE, HEAD_DIM).bfloat16()
+    key_cache, value_cache = memory.permute(0, 2, 3, 1, 4)
+    query = torch.randn(len(sequences), NUM_HEADS, HEAD_DIM).bfloat16()
+    rules = ScoreRules(HEAD_DIM**-0.5)
+
+    def attend(kernel: NativeDecode | None) -> Callable[[], Tensor]:
+        plan = ops.plan_attention(
+            PagedBatch(sequences, BLOCK_SIZE),
+            num_heads=NUM_HEADS,
+            num_kv_heads=NUM_KV_HEADS,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            native=kernel,
+        )
+        return lambda: ops.paged_attention(query, key_cache, value_cache, plan, rules)
+
+    # Each block once, whoever shares it.
+    num_read = len({block for sequence in sequences for block in sequence.block_ids})
+    num_bytes = num_read * BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM * 2 * 2
+    return _compared(name, attend(NativeDecode(native, NUM_HEADS, NUM_KV_HEADS)), attend(None), num_bytes)
+
+
+def _rms_norm(native: NativeKernels) -> Timing:
+    x, weight = torch.randn(ROWS, HIDDEN).bfloat16(), torch.randn(HIDDEN).bfloat16()
+    return _compared(
+        f"RMSNorm: {ROWS} rows of {HIDDEN}",
+        partial(native.rms_norm, x, weight, EPS),
+        lambda: functional.rms_norm(x, (HIDDEN,), weight, EPS),
+        2 * x.nbytes,
+    )
+
+
+def _silu_mul(native: NativeKernels) -> Timing:
+    gate_up = torch.randn(ROWS, 2 * INTERMEDIATE).bfloat16()
+
+    def by_torch() -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    name = f"SiLU times up: {ROWS} rows of {INTERMEDIATE}"
+    return _compared(name, partial(native.silu_mul, gate_up), by_torch, gate_up.nbytes * 3 // 2)
+
+
+def _rotate_and_store(native: NativeKernels) -> Timing:
+    num_rotated = NUM_HEADS + NUM_KV_HEADS
+    qkv = torch.randn(ROWS, num_rotated + NUM_KV_HEADS, HEAD_DIM).bfloat16()
+    cos, sin = torch.randn(2, ROWS, HEAD_DIM).bfloat16()
+    memory = torch.zeros(2, NUM_KV_HEADS, 64, BLOCK_SIZE, HEAD_DIM, dtype=torch.bfloat16)
+    key_cache, value_cache = memory.permute(0, 2, 3, 1, 4)
+    slots = torch.randperm(64 * BLOCK_SIZE)[:ROWS]
+
+    def by_torch() -> None:
+        plain, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
+        rotated = torch.addcmul(plain * cos[:, None], plain.roll(HEAD_DIM // 2, dims=-1), sin[:, None])
+        ops.store_kv(rotated[:, NUM_HEADS:], value, key_cache, value_cache, slots)
+
+    return _compared(
+        f"rotary embedding and store: {ROWS} rows",
+        partial(native.rotate_and_store, qkv, NUM_HEADS, cos, sin, key_cache, value_cache, slots),
+        by_torch,
+        2 * qkv.nbytes,
+    )
+
+
+def _compared(name: str, ours: Callable[[], object], theirs: Callable[[], object], num_bytes: int) -> Timing:
+    us = _time_us(ours)
+    return Timing(name, us, _time_us(theirs), num_bytes / us / 1e3)
+
+
+def _time_us(call: Callable[[], object]) -> float:
+    times = []
+    for index in range(WARM_UPS + REPETITIONS):
+        started = time.perf_counter()
+        call()
+        if index >= WARM_UPS:
+            times.append(time.perf_counter() - started)
+    return 1e6 * median(times)
+
+
+def _report(timings: list[Timing], copy_gb_s: float, *, as_json: bool) -> None:
+    if as_json:
+        for timing in timings:
+            print(json.dumps(asdict(timing) | {"speedup": timing.speedup, "copy_gb_s": copy_gb_s}))
+        return
+    table = Table("kernel", "us", "torch's operators, us", "times", "GB/s")
+    for timing in timings:
+        table.add_row(
+            timing.kernel,
+            f"{timing.us:,.0f}",
+            f"{timing.replaced_us:,.0f}",
+            f"{timing.speedup:.1f}",
+            f"{timing.gb_s:.1f}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"a copy reads and writes {copy_gb_s:.1f} GB/s; {platform.machine()}, {torch.get_num_threads()} threads; "
+        f"torch {torch.__version__}"
+    )
