@@ -145,13 +145,18 @@ def fuse_layers(model: PagedModel) -> None:
 
 def _forms(layer: Any, model: PagedModel, head_dim: int, rules: ScoreRules, rotary: Rotary) -> Iterator[FusedLayer]:
     """Yield what may replace a layer, the fastest first."""
-    norms = (layer.input_layernorm, layer.post_attention_layernorm)
-    widths = (head_dim // 2, norms[0].weight.numel(), layer.mlp.gate_proj.siblings.sizes[0])
-    fits = all(isinstance(norm, RMSNorm) for norm in norms) and not any(width % LANES for width in widths)
-    fits = fits and _is_silu(layer.mlp.act_fn)
-    if model.native is not None and fits:
+    if model.native is not None and _fits_native(layer, head_dim):
         yield NativeLayer(layer, head_dim, rules, rotary, model.native).eval()
     yield FusedLayer(layer, head_dim, rules, rotary).eval()
+
+
+def _fits_native(layer: Any, head_dim: int) -> bool:
+    """Whether the C kernels compute a layer's norms and its activation, and its widths are multiples of a vector."""
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    if not all(isinstance(norm, RMSNorm) for norm in norms) or not _is_silu(layer.mlp.act_fn):
+        return False
+    widths = (head_dim // 2, norms[0].weight.numel(), layer.mlp.gate_proj.siblings.sizes[0])
+    return not any(width % LANES for width in widths)
 
 
 def _is_silu(activation: Any) -> bool:

@@ -181,7 +181,8 @@ def attend_tile(  # type: ignore[no-untyped-def]
     row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     tokens = tl.load(tokens_ptr + queries, mask=is_row, other=0).to(tl.int64)
     if WINDOW is not None:  # the last key that no row sees any more: a tile's first key may be one before it
-        last_hidden = tl.min(tl.where(is_row, positions, 2147483647)) - WINDOW
+        # Positions of a tile's rows ascend, but where sequences share its keys: there a window hides nothing.
+        last_hidden = tl.load(positions_ptr + first_row // QUERIES_PER_KV_HEAD) - WINDOW
     query_offsets = tokens * query_token_stride + heads * query_head_stride
     query = tl.load(query_ptr + query_offsets[:, None] + dims[None, :], mask=row_mask, other=0.0)
     if slopes_ptr is not None:

@@ -1,5 +1,6 @@
 """Fixtures of the command line's tests: real commands on a real queue and a real database."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -31,6 +32,16 @@ PROGRAM = "import sys; from worker.cli.main import main; main()"
 
 Run = Callable[..., Result]
 RunProcess = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """A command that runs in this process sets the root logger up; the next test's is as it was."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

@@ -29,7 +29,14 @@ from worker.sql.tables import utc_now
 def test_run_writes_results_and_errors(
     run: Run, canned_worker: CannedWorker, live_worker: None, tmp_path: Path
 ) -> None:
-    lines = [request("a"), request("bad-1"), request("b", model="smollm2"), "nonsense", request("c", n=2), request("a")]
+    lines = [
+        request("a"),
+        request("bad-1"),
+        request("b", model="smollm2"),
+        "nonsense",
+        request("c", store=True),
+        request("a"),
+    ]
     write_requests(tmp_path, *lines, request("d", model="gpt-4o"))
     with answering(canned_worker) as answered:
         result = run("batch", "run", "in.jsonl", "-o", "out.jsonl", "--errors", "err.jsonl", "--json")

@@ -112,7 +112,8 @@ def test_all_at_once(name: str, tmp_path: Path, writes: bool) -> None:
     engine = make_engine(loaded, num_blocks=30, max_num_seqs=8, token_budget=29)
     assert outputs_of(run(engine, prompts, 6)) == expected
     assert outputs_of(run(engine, prompts, 6)) == expected
-    assert engine.status().preemptions > 0
+    gives_back = engine.config.window is not None  # blocks that slid out: there is room for all
+    assert (engine.status().preemptions == 0) == gives_back
     hold_row(SERVED_TITLE, served_row(name, loaded, AT_ONCE), write=writes)
 
 
