@@ -14,6 +14,7 @@
 #define TILE 64       /* keys whose scores are in hand at a time */
 #define MAX_ROWS 64   /* query rows, of all heads of a KV head, that a task may have */
 #define MAX_DIM 256   /* of a head */
+#define LINE 32       /* elements of a line of the processor's cache */
 #define ROW_BLOCK 4   /* query rows whose products are in registers at a time */
 
 /* A step's plan, the same for all layers of one shape of heads. Counts and offsets are of entries, not bytes. */
@@ -188,6 +189,15 @@ INLINE float weigh(Workspace *w, int row, int first, int stop, float slope, int6
     return rescale;
 }
 
+/* Ask for the K and V of sixteen slots, which will be wanted a tile later: blocks are too short for the processor to
+ * foresee what follows them. */
+INLINE void fetch(const bf16 *keys, const bf16 *values, int64_t slot, int64_t dim) {
+    for (int64_t i = 0; i < LANES * dim; i += LINE) {
+        _mm_prefetch((const char *)(keys + slot * dim + i), _MM_HINT_T0);
+        _mm_prefetch((const char *)(values + slot * dim + i), _MM_HINT_T0);
+    }
+}
+
 #define BY_ROW_BLOCKS(num_rows, call)                                                                                  \
     for (int row = 0; row < (num_rows); row += ROW_BLOCK)                                                              \
         switch ((num_rows) - row) {                                                                                    \
@@ -215,12 +225,22 @@ static void attend(const Plan *p, const Rules *rules, int64_t task, int64_t kv_h
     for (int64_t start = first_key / TILE * TILE; start < stop_key; start += TILE) {
         for (int column = 0; column < TILE; column += LANES) {
             const bf16 *key_rows[LANES], *value_rows[LANES];
+            /* One division for all of them: a processor takes longer for it than for the rest of a key. */
+            int64_t block = (start + column) / size, offset = (start + column) % size;
             for (int i = 0; i < LANES; i++) {
                 const int64_t key = start + column + i;
                 const int is_seen = key >= first_key && key < stop_key;
-                const int64_t slot = is_seen ? kv_head * p->num_slots + blocks[key / size] * size + key % size : 0;
+                const int64_t slot = is_seen ? kv_head * p->num_slots + blocks[block] * size + offset : 0;
                 key_rows[i] = is_seen ? keys + slot * dim : NULL;
                 value_rows[i] = is_seen ? values + slot * dim : NULL;
+                if (++offset == size) {
+                    offset = 0;
+                    block++;
+                }
+            }
+            if (start + column + TILE < stop_key) {
+                const int64_t ahead = start + column + TILE;
+                fetch(keys, values, kv_head * p->num_slots + blocks[ahead / size] * size + ahead % size, dim);
             }
             pair_keys(w, key_rows, column, dim);
             pair_values(w, value_rows, column, dim);
