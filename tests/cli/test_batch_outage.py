@@ -17,6 +17,7 @@ from worker.batch import patience, submitting
 from worker.cli.batch_context import Watch
 from worker.queue.job_queue import JobQueue
 from worker.queue.submission import enqueue as enqueue_jobs
+from worker.records import Claim
 from worker.sql.database import open_database
 from worker.sql.store import JobStore
 
@@ -59,20 +60,25 @@ def mending(proxy: Proxy) -> Iterator[None]:
 
 
 def test_a_run_waits_and_goes_on_where_it_was(
-    run: Run, proxied: Proxy, near_worker: CannedWorker, tmp_path: Path
+    run: Run, proxied: Proxy, near_worker: CannedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_requests(tmp_path, *(request(name) for name in NAMES), "nonsense")
     output = tmp_path / "out.jsonl"
 
-    def cut_once_something_is_written() -> None:
-        eventually(lambda: output.exists() and output.read_bytes().count(b"\n") >= 2)
-        proxied.cut()
+    end = CannedWorker.end
+    ended: list[Claim] = []
 
-    cutter = threading.Thread(target=cut_once_something_is_written)
-    cutter.start()
+    def end_and_cut(worker: CannedWorker, claim: Claim, *outcome: Any) -> None:
+        """End a job. In the middle of them SQL goes away, once some have been written."""
+        ended.append(claim)
+        if len(ended) == len(NAMES) // 2:
+            eventually(lambda: output.exists() and output.read_bytes().count(b"\n") >= 2)
+            proxied.cut()
+        end(worker, claim, *outcome)
+
+    monkeypatch.setattr(CannedWorker, "end", end_and_cut)
     with mending(proxied), answering(near_worker) as answered:
         result = run("batch", "run", "in.jsonl", "-o", "out.jsonl")
-    cutter.join()
     assert (result.exit_code, sorted(answered)) == (1, sorted(NAMES))
     assert "; this waits for 600 s (--timeout) and then goes on\n" in result.stderr
     assert result.stderr.count("this goes on\n") == 1
