@@ -150,11 +150,7 @@ class KVCacheManager:
         if not gone:
             return
         self._account(request)
-        for block_id in gone:
-            self.block_ledger.let_go(request, block_id)
-        self.pool.release(gone)
-        if request.group is not None:
-            request.group.figures.give_back(gone, self._clock())
+        self._let_go(request, gone)
         request.block_ids[request.num_slid_blocks : num_slid] = [0] * len(gone)
         request.num_slid_blocks = num_slid
 
@@ -188,23 +184,31 @@ class KVCacheManager:
 
     def _take(self, request: Request, block_ids: list[int]) -> None:
         """Put blocks that a request has a reference to at the end of its table."""
-        self.block_ledger.take(request, block_ids)
+        self._hold(request, block_ids)
         request.block_ids.extend(block_ids)
         request.figures.kv_blocks_peak = max(request.figures.kv_blocks_peak, request.num_held_blocks)
-        if request.group is not None:
-            request.group.figures.take(block_ids, self._clock())
 
     def _replace(self, request: Request, index: int, copy: int) -> None:
         """Put a block that is to become a copy, and has a reference, in the place of the one at `index`."""
         original = request.block_ids[index]
-        self.block_ledger.let_go(request, original)
-        self.block_ledger.take(request, (copy,))
+        self._hold(request, (copy,))
         request.block_ids[index] = copy
-        self.pool.release((original,))
-        if request.group is not None:
-            request.group.figures.take((copy,), self._clock())
-            request.group.figures.give_back((original,), self._clock())
+        self._let_go(request, (original,))
         self._transfers.append(BlockCopy(original, copy))
+
+    def _hold(self, request: Request, block_ids: Sequence[int]) -> None:
+        """Enter in the accounts that a request holds these too."""
+        self.block_ledger.take(request, block_ids)
+        if request.group is not None:
+            request.group.figures.take(block_ids, self._clock())
+
+    def _let_go(self, request: Request, block_ids: Sequence[int]) -> None:
+        """Give some of a request's blocks back."""
+        for block_id in block_ids:
+            self.block_ledger.let_go(request, block_id)
+        self.pool.release(block_ids)
+        if request.group is not None:
+            request.group.figures.give_back(block_ids, self._clock())
 
     def _match_prefix(self, request: Request) -> tuple[Sequence[int | None], int]:
         """Return the blocks to reuse, None for one that the host has, and the number of tokens hit. Of a window's,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine.request import Request, RequestError, TokenLogprobs
-from engine.sampler import NOT_FINITE
+from engine.request import Request, RequestError
+from engine.sampler import NOT_FINITE, token_logprobs
 from engine.step_plan import ScheduledRequest, SchedulerOutput
 
 ROWS_AT_ONCE = 64  # of logits: with a vocabulary of 150,000 they and their logarithms take 77 MB
@@ -95,11 +95,7 @@ def _note(request: Request, start: int, logprobs: Tensor) -> None:
     before wrote. logprobs: [num_rows, vocab_size]."""
     assert request.params.prompt_logprobs is not None, "only of requests that ask"
     behind = request.token_ids[start + 1 : start + 1 + len(logprobs)]
-    chosen = logprobs.gather(1, torch.tensor(behind, device=logprobs.device).unsqueeze(1)).squeeze(1).tolist()
-    values, token_ids = logprobs.topk(min(request.params.prompt_logprobs, logprobs.shape[1]), dim=-1)
-    rows = zip(chosen, token_ids.tolist(), values.tolist(), strict=True)
-    noted = [TokenLogprobs(logprob, tuple(zip(ids, tops, strict=True))) for logprob, ids, tops in rows]
-    request.prompt_logprobs[start:] = noted
+    request.prompt_logprobs[start:] = token_logprobs(logprobs, behind, request.params.prompt_logprobs)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from engine.request import Request, RequestError, TokenLogprobs
 NOT_FINITE = "the model returned logits that are not finite"
 
 
-@torch.inference_mode()  # in which float32 logits were made, so that only there they may be changed
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | RequestError]:
     """Return the next token of each request, or why it must end: `numerical_error` for a row whose logits are not
     finite, or what its grammar met.
@@ -65,9 +64,16 @@ class _Plain:
             if isinstance(token, RequestError):
                 continue
             assert request.params.logprobs is not None, "only rows that ask for it are kept"
-            values, token_ids = logprobs.topk(min(request.params.logprobs, logprobs.shape[0]))
-            top = tuple(zip(token_ids.tolist(), values.tolist(), strict=True))
-            request.logprobs[request.num_output_tokens :] = [TokenLogprobs(float(logprobs[token]), top)]
+            noted = token_logprobs(logprobs.unsqueeze(0), [token], request.params.logprobs)
+            request.logprobs[request.num_output_tokens :] = noted
+
+
+def token_logprobs(logprobs: Tensor, chosen: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Return what rows of log-probabilities, [num_rows, vocab_size], say of one token each and of the likeliest."""
+    of_chosen = logprobs.gather(1, torch.tensor(chosen, device=logprobs.device).unsqueeze(1)).squeeze(1).tolist()
+    values, token_ids = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)
+    rows = zip(of_chosen, token_ids.tolist(), values.tolist(), strict=True)
+    return [TokenLogprobs(logprob, tuple(zip(ids, tops, strict=True))) for logprob, ids, tops in rows]
 
 
 def _draw(logits: Tensor, requests: Sequence[Request], top_k: int) -> list[int]:

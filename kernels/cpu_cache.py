@@ -6,6 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from kernels.kv_scales import KVScales
+
 NUM_PAIRS = 2**16  # of bytes
 
 
@@ -33,6 +35,15 @@ class Cache:
     def of(cls, cache: Tensor, scales: Tensor | None, dtype: torch.dtype) -> "Cache":
         """`cache` and `scales` have their KV heads where the kernels take them."""
         return cls(cache.permute(2, 0, 1, 3), None if scales is None else scales.permute(2, 0, 1), dtype)
+
+    @classmethod
+    def both(
+        cls, key_cache: Tensor, value_cache: Tensor, scales: KVScales | None, dtype: torch.dtype
+    ) -> tuple["Cache", "Cache"]:
+        """Return K and V, quantised where there are scales."""
+        if scales is None:
+            return cls.of(key_cache, None, dtype), cls.of(value_cache, None, dtype)
+        return cls.of(key_cache, scales.key, dtype), cls.of(value_cache, scales.value, dtype)
 
     def gather(self, block_ids: Tensor, num_runs: int) -> Gathered:
         """Return K or V of `num_runs` runs of blocks. block_ids: [num_runs * num_blocks]."""

@@ -133,8 +133,7 @@ def paged_attention(
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     q = query.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim).transpose(0, 1)
-    keys = Cache.of(key_cache, None if scales is None else scales.key, query.dtype)
-    values = Cache.of(value_cache, None if scales is None else scales.value, query.dtype)
+    keys, values = Cache.both(key_cache, value_cache, scales, query.dtype)
     output = query.new_empty(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     for part in plan.parts:
         attended = _attend(q.index_select(1, part.rows), keys, values, part, rules)

@@ -126,7 +126,7 @@ class DraftModel:
         double = follower.request
         del double.token_ids[follower.num_known :]
         blocks = list(double.held_block_ids)
-        self._cache.pool.forget(blocks)
+        self._cache.forget(blocks)
         self._cache.release(double)
         self._runner.scrub([block_id for block_id in blocks if self._cache.pool.is_free(block_id)])
 

@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import PROGRAM, ROOT, CannedWorker
+from worker.batch import submitting
+from worker.queue.submission import enqueue as enqueue_jobs
 from worker.records import Claim
 
 WAIT_SECONDS = 60.0
@@ -54,6 +58,20 @@ def answer_of(claim: Claim) -> str | None:
     """What the canned worker says; None is to fail."""
     name = claim.job.custom_id or ""
     return None if name.startswith("bad") else f"it is {name}"
+
+
+def at_second_chunk(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Let something happen as the second chunk of four jobs is about to be queued."""
+    monkeypatch.setattr(submitting, "CHUNK_JOBS", 4)
+    calls: list[int] = []
+
+    def enqueue(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            happens()
+        return enqueue_jobs(*arguments, **options)
+
+    monkeypatch.setattr(submitting, "enqueue", enqueue)
 
 
 @contextmanager

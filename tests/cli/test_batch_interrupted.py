@@ -11,6 +11,7 @@ import redis
 from tests.cli.batch_files import (
     WAIT_SECONDS,
     answering,
+    at_second_chunk,
     by_custom_id,
     eventually,
     request,
@@ -19,7 +20,6 @@ from tests.cli.batch_files import (
 )
 from tests.cli.conftest import CannedWorker, Run
 from worker.batch import submitting
-from worker.queue.submission import enqueue as enqueue_jobs
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=lambda how: how.name)
@@ -51,16 +51,10 @@ def test_an_interrupted_run_goes_on(
 def test_an_interrupted_submission_goes_on(
     run: Run, canned_worker: CannedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_queue: redis.Redis
 ) -> None:
-    monkeypatch.setattr(submitting, "CHUNK_JOBS", 4)
-    calls: list[int] = []
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
-    def enqueue(*arguments: Any, **options: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return enqueue_jobs(*arguments, **options)
-
-    monkeypatch.setattr(submitting, "enqueue", enqueue)
+    at_second_chunk(monkeypatch, interrupt)
     names = [f"n{number}" for number in range(10)]
     write_requests(tmp_path, *(request(name) for name in names))
     assert run("batch", "submit", "in.jsonl").exit_code == 130

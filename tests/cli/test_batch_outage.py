@@ -11,12 +11,11 @@ import redis
 from sqlalchemy import make_url
 
 from scripts.fault_table.proxy import Proxy, proxying
-from tests.cli.batch_files import answering, by_custom_id, eventually, request, write_requests
+from tests.cli.batch_files import answering, at_second_chunk, by_custom_id, eventually, request, write_requests
 from tests.cli.conftest import CannedWorker, Run
-from worker.batch import patience, submitting
+from worker.batch import patience
 from worker.cli.batch_context import Watch
 from worker.queue.job_queue import JobQueue
-from worker.queue.submission import enqueue as enqueue_jobs
 from worker.records import Claim
 from worker.sql.database import open_database
 from worker.sql.store import JobStore
@@ -89,16 +88,7 @@ def test_a_run_waits_and_goes_on_where_it_was(
 def test_a_submission_waits_and_goes_on_where_it_was(
     run: Run, proxied: Proxy, near_worker: CannedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submitting, "CHUNK_JOBS", 4)
-    calls: list[int] = []
-
-    def enqueue(*arguments: Any, **options: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            proxied.cut()
-        return enqueue_jobs(*arguments, **options)
-
-    monkeypatch.setattr(submitting, "enqueue", enqueue)
+    at_second_chunk(monkeypatch, proxied.cut)
     write_requests(tmp_path, *(request(name) for name in NAMES))
     with mending(proxied), answering(near_worker) as answered:
         result = run("batch", "run", "in.jsonl", "-o", "out.jsonl")

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -16,7 +15,7 @@ from engine.detokenizing import Detokenizer
 from engine.engine import Engine
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
-from engine.request import Request, SamplingParams
+from tests.engine.tiny_models import run
 
 pytestmark = pytest.mark.model
 
@@ -40,15 +39,6 @@ def make_prompts(tokenizer: Any) -> list[list[int]]:
     return [text[:560], text[:590], tokenizer("The capital of France is").input_ids]
 
 
-def run(engine: Engine, prompts: Sequence[list[int]]) -> list[Request]:
-    params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
-    requests = [engine.add(str(index), prompt, params) for index, prompt in enumerate(prompts)]
-    while engine.has_work:
-        engine.step()
-        engine.scheduler.check_integrity()
-    return requests
-
-
 def test_greedy_equals_generate_beyond_the_window(loaded: LoadedModel) -> None:
     windows = [layer.window for layer in loaded.model.layers]
     assert windows == [None if index % 6 == 5 else WINDOW for index in range(18)]
@@ -66,8 +56,8 @@ def test_greedy_equals_generate_beyond_the_window(loaded: LoadedModel) -> None:
     config = EngineConfig(num_blocks=100, max_model_len=1024, max_num_seqs=8, token_budget=256)
     runner = ModelRunner(loaded.model, 100, config.block_size)
     engine = Engine(config, runner, loaded.identity, Detokenizer(lambda _ids: ""))
-    cold = run(engine, prompts)
+    cold = run(engine, prompts, NUM_TOKENS)
     assert [request.output_token_ids for request in cold] == expected
-    warm = run(engine, prompts)
+    warm = run(engine, prompts, NUM_TOKENS)
     assert [request.output_token_ids for request in warm] == expected
     assert [request.figures.prefix_hit_tokens for request in warm[:2]] == [544, 576]
