@@ -130,8 +130,15 @@ def test_bug_in_the_detokenizer_does_not_end_other_streams(connection: redis.Red
     for job_id in (bad, good):
         QueueAccess(connection).watch(job_id, 60)
     runner = ScriptedRunner(reply=lambda prompt: prompt, step_seconds=0.005)
-    make_flow(connection, sqlite_store, runner, decode=fragile).run(burst=True)
-    assert stream_of(connection, bad) == ("", [True])
+    with running(make_flow(connection, sqlite_store, runner, decode=fragile)) as worker:
+        eventually(lambda: runner.steps > 50)
+        runner.may_step.clear()  # until the live thread has met both, however slow the machine is
+        eventually(lambda: stream_of(connection, good)[0])
+        runner.may_step.set()
+        for job_id in (bad, good):
+            eventually(lambda job_id=job_id: Job.fetch(job_id, connection=connection, serializer="json").ended_at)
+        worker.stop()
+    assert stream_of(connection, bad)[0] == ""
     text, finals = stream_of(connection, good)
     assert text == sqlite_store.results([good])[good].text
     assert len(finals) > 1
