@@ -136,6 +136,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight.float()).to(x.dtype)
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of x + residual, and that sum, which is rounded to their type before it is normalised."""
+    summed = x + residual
+    return rms_norm(summed, weight, eps), summed
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up, where the last dimension is gate, then up."""
     gate, up = gate_up.float().chunk(2, dim=-1)
@@ -150,3 +156,24 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     low, high = x.float().chunk(2, dim=-1)
     turned = torch.cat((-high, low), dim=-1)
     return (x.float() * cos.float()[:, None] + turned * sin.float()[:, None]).to(x.dtype)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    scales: KVScales | None = None,
+) -> None:
+    """Rotate the queries in place; put rotated keys and values into their slots.
+
+    qkv, mutated: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]. cos, sin: [num_tokens, head_dim]. Caches,
+    mutated, slots and scales as in `store_kv`.
+    """
+    num_kv_heads = (qkv.shape[1] - num_heads) // 2
+    query, key, value = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    query.copy_(rotate(query, cos, sin))
+    store_kv(rotate(key, cos, sin), value, key_cache, value_cache, slot_mapping, scales)

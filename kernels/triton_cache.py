@@ -147,10 +147,23 @@ def _quantise_row(  # type: ignore[no-untyped-def]
 ):
     dims = tl.arange(0, PADDED_DIM)
     row = tl.load(row_ptr + dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
-    scale = tl.div_rn(tl.max(tl.abs(row), 0), GREATEST * 1.0).to(scale_ptr.dtype.element_ty)
+    scale = scale_for(tl.max(tl.abs(row), 0), GREATEST, scale_ptr.dtype.element_ty)
     tl.store(scale_ptr, scale)
+    numbers = quantise(row, scale, GREATEST, numbers_ptr.dtype.element_ty)
+    tl.store(numbers_ptr + dims, numbers, mask=dims < HEAD_DIM)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def scale_for(greatest, GREATEST: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the scale, of type `dtype`, of float32 values of which `greatest` is the greatest magnitude."""
+    return tl.div_rn(greatest, GREATEST * 1.0).to(dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def quantise(values, scale, GREATEST: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return float32 values as numbers of type `dtype`, int8 or fp8."""
     divisor = tl.where(scale == 0.0, 1.0, scale.to(tl.float32))
-    numbers = tl.clamp(tl.div_rn(row, divisor), -GREATEST, GREATEST)
-    if numbers_ptr.dtype.element_ty == tl.int8:
+    numbers = tl.clamp(tl.div_rn(values, divisor), -GREATEST, GREATEST)
+    if dtype == tl.int8:
         numbers = (numbers + 12582912.0) - 12582912.0  # 1.5 * 2^23: to the nearest integer, ties to even
-    tl.store(numbers_ptr + dims, numbers.to(numbers_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+    return numbers.to(dtype)
