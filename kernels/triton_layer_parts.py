@@ -105,7 +105,7 @@ def normalise_row(  # type: ignore[no-untyped-def]
             tl.store(sum_ptr + row + elements, x.to(sum_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _load_sum(x_ptr, residual_ptr, offsets, mask):  # type: ignore[no-untyped-def]
     """Return x, or x + residual rounded to their type, as float32."""
     x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
