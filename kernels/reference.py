@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.draws import Draws
 from kernels.kv_scales import GREATEST, KVScales
 from kernels.paged_batch import PagedBatch
 from kernels.score_rules import ScoreRules
@@ -177,3 +178,20 @@ def rotate_and_store(
     query, key, value = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     query.copy_(rotate(query, cos, sin))
     store_kv(rotate(key, cos, sin), value, key_cache, value_cache, slot_mapping, scales)
+
+
+def draw(logits: Tensor, draws: Draws) -> Tensor:
+    """Return the token of each draw, [num_draws], int64. logits: [num_rows, vocab_size]. The rule is that of `Draws`;
+    among equal logits the lower id comes first."""
+    tokens = []
+    for index, row in enumerate(draws.rows.tolist()):
+        kept, token_ids = logits[row].double().sort(descending=True, stable=True)
+        top_k = int(draws.top_ks[index]) or len(kept)
+        probabilities = ((kept[:top_k] - kept[0]) / draws.temperatures[index]).softmax(dim=0)
+        before = probabilities.cumsum(dim=0) - probabilities
+        is_left = (before < draws.top_ps[index]) & (probabilities >= draws.min_ps[index] * probabilities[0])
+        is_left[0] = True
+        cumulative = (probabilities * is_left).cumsum(dim=0)
+        place = int((cumulative <= draws.uniforms[index] * cumulative[-1]).sum())
+        tokens.append(int(token_ids[min(place, int(is_left.sum()) - 1)]))
+    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)

@@ -108,14 +108,22 @@ def rotate_head(  # type: ignore[no-untyped-def]
         if key_scale_ptr is not None:
             scale_target = block * scale_block_stride + offset * scale_slot_stride + kv_head * scale_head_stride
             scale_ptr = tl.where(is_key, key_scale_ptr, value_scale_ptr) + scale_target
-            low, high = low.to(tl.float32), high.to(tl.float32)
-            greatest = tl.maximum(tl.max(tl.abs(low), 0), tl.max(tl.abs(high), 0))
-            scale = scale_for(greatest, GREATEST, scale_ptr.dtype.element_ty)
-            tl.store(scale_ptr, scale)
-            low = quantise(low, scale, GREATEST, target_ptr.dtype.element_ty)
-            high = quantise(high, scale, GREATEST, target_ptr.dtype.element_ty)
-        tl.store(target_ptr, low, mask=mask)
-        tl.store(target_ptr + HALF_DIM, high, mask=mask)
+            _store_quantised(low, high, target_ptr, scale_ptr, mask, HALF_DIM, GREATEST)
+        else:
+            tl.store(target_ptr, low, mask=mask)
+            tl.store(target_ptr + HALF_DIM, high, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_quantised(  # type: ignore[no-untyped-def]
+    low, high, numbers_ptr, scale_ptr, mask, HALF_DIM: tl.constexpr, GREATEST: tl.constexpr
+):
+    wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+    greatest = tl.maximum(tl.max(tl.abs(wide_low), 0), tl.max(tl.abs(wide_high), 0))
+    scale = scale_for(greatest, GREATEST, scale_ptr.dtype.element_ty)
+    tl.store(scale_ptr, scale)
+    tl.store(numbers_ptr, quantise(wide_low, scale, GREATEST, numbers_ptr.dtype.element_ty), mask=mask)
+    tl.store(numbers_ptr + HALF_DIM, quantise(wide_high, scale, GREATEST, numbers_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

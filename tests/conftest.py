@@ -7,13 +7,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# No test is timed: a busy machine is slow to draw, and to run, examples.
-settings.register_profile("pagemill", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("pagemill")
+# A machine for the kernels and the engine alone has neither.
+if find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
 
-if find_spec("sqlalchemy") is not None:  # a machine for the kernels and the engine alone has none
+    # No test is timed: a busy machine is slow to draw, and to run, examples.
+    settings.register_profile("pagemill", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("pagemill")
+
+if find_spec("sqlalchemy") is not None:
     pytest_plugins = ["tests.services", "tests.redis_server", "tests.browser"]
 
 

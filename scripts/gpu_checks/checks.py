@@ -14,10 +14,8 @@ from tests.engine.tiny_configs import SERVED
 from tests.engine.tiny_models import generate, make_engine, outputs_of, random_model, run
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNEL_TESTS = [
-    f"tests/kernels/test_triton_{name}.py"
-    for name in ("attention", "cache", "copy", "layer_parts", "quantised", "rotary")
-]
+KERNELS = ("attention", "cache", "copy", "layer_parts", "quantised", "rotary", "sampling")
+KERNEL_TESTS = [f"tests/kernels/test_triton_{name}.py" for name in KERNELS]
 MODELS = (
     "llama",
     "qwen3",

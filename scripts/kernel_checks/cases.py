@@ -11,6 +11,8 @@ from kernels import kv_scales, triton_plan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # by Triton's names
 HEAD_DIMS = (64, 80, 128, 256)  # 80 is padded
+ROW_WIDTHS = (576, 4096, 5376, 16384)  # the first is padded, the last two are more than a tile
+VOCAB_SIZES = (49152, 128256, 262144, 50257)  # the last is no multiple of 16
 BLOCK_SIZES = (16, 32)
 QUERIES_PER_KV_HEAD = (1, 3, 4, 8)
 CHUNK_TOKENS = 512  # a step's longest prefill chunk; any that fills a tile compiles alike
@@ -44,6 +46,10 @@ class Kernel(StrEnum):
     STORE_TOKEN = "store_token"
     QUANTISE_HEAD = "quantise_head"
     COPY_TILE = "copy_tile"
+    NORMALISE_ROW = "normalise_row"
+    GATE_ROW = "gate_row"
+    ROTATE_HEAD = "rotate_head"
+    DRAW_ROW = "draw_row"
 
 
 class Form(StrEnum):
@@ -54,6 +60,7 @@ class Form(StrEnum):
     RULES = "rules"  # and scores have window, softcap, sinks and slopes
     INT8 = "int8"  # and the caches are of int8
     FP8 = "fp8"
+    ADD = "add"  # a norm adds the residual first
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class Case:
 
     target: str  # a key of TARGETS
     kernel: Kernel
-    head_dim: int
+    width: int  # elements of a head or, in kernels that know no heads, of a row
     block_size: int
     dtype: str  # a key of DTYPES
     queries_per_kv_head: int
@@ -109,6 +116,23 @@ def merge_cases(target: str, head_dim: int, dtype: str) -> list[Case]:
     return [Case(target, Kernel.MERGE_QUERY, head_dim, 1, dtype, 1, 1, form) for form in (Form.PLAIN, Form.RULES)]
 
 
+def row_cases(target: str, width: int, dtype: str) -> list[Case]:
+    """Return the cases of the kernels that do a row: the norm, with and without a residual, and the activation."""
+    norms = [Case(target, Kernel.NORMALISE_ROW, width, 1, dtype, 1, 1, form) for form in (Form.PLAIN, Form.ADD)]
+    return [*norms, Case(target, Kernel.GATE_ROW, width, 1, dtype, 1, 1)]
+
+
+def rotate_cases(target: str, head_dim: int, block_size: int, dtype: str) -> list[Case]:
+    """Return the cases of the kernel that rotates and stores, for each type of a cache."""
+    forms = (Form.PLAIN, Form.INT8, Form.FP8) if TARGETS[target].has_fp8 else (Form.PLAIN, Form.INT8)
+    return [Case(target, Kernel.ROTATE_HEAD, head_dim, block_size, dtype, 1, 1, form) for form in forms]
+
+
+def draw_case(target: str, vocab_size: int) -> Case:
+    """Return a case of the kernel that draws; logits are always float32."""
+    return Case(target, Kernel.DRAW_ROW, vocab_size, 1, "fp32", queries_per_kv_head=1, tile_rows=1)
+
+
 def representative_cases(target: str) -> Iterator[Case]:
     """Yield the cases that differ in what they need of a GPU: every tile shape, and both ways to mask a head."""
     for head_dim in (64, 128, 256):
@@ -121,6 +145,11 @@ def representative_cases(target: str) -> Iterator[Case]:
     yield copy_case(target, 80, 32, "bf16")
     yield from merge_cases(target, 256, "bf16")
     yield from quantise_cases(target, 80, 16, "bf16")
+    yield from row_cases(target, 576, "fp32")
+    yield from row_cases(target, 5376, "bf16")
+    yield from rotate_cases(target, 80, 16, "bf16")
+    yield from rotate_cases(target, 256, 32, "fp32")
+    yield draw_case(target, 128256)
 
 
 def all_cases(target: str) -> Iterator[Case]:
@@ -131,5 +160,10 @@ def all_cases(target: str) -> Iterator[Case]:
         yield store_case(target, head_dim, block_size, dtype)
         yield copy_case(target, head_dim, block_size, dtype)
         yield from quantise_cases(target, head_dim, block_size, dtype)
+        yield from rotate_cases(target, head_dim, block_size, dtype)
+    for width, dtype in product(ROW_WIDTHS, DTYPES):
+        yield from row_cases(target, width, dtype)
+    for vocab_size in VOCAB_SIZES:
+        yield draw_case(target, vocab_size)
     for head_dim, dtype in product(HEAD_DIMS, DTYPES):
         yield from merge_cases(target, head_dim, dtype)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,22 +12,36 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import triton_attention, triton_cache, triton_copy, triton_merge
+from kernels import (
+    triton_attention,
+    triton_cache,
+    triton_copy,
+    triton_layer_parts,
+    triton_merge,
+    triton_rotary,
+    triton_sampling,
+)
 from kernels.kv_scales import GREATEST
 from scripts.kernel_checks.cases import DTYPES, TARGETS, Case, Form, Kernel
 
 NUM_KV_HEADS = 8
 WINDOW, SOFTCAP = 4096, 50.0
-SCALAR_TYPES = {"scale": "fp32"}  # of arguments that are neither pointers nor int32
+SCALAR_TYPES = {"scale": "fp32", "eps": "fp32"}  # of arguments that are neither pointers nor int32
 POINTER_TYPES = {  # of those not to the model's dtype
     "part_ptr": "*fp32",
     "part_lse_ptr": "*fp32",
     "slopes_ptr": "*fp32",
-    "key_scale_ptr": "*fp16",
-    "value_scale_ptr": "*fp16",
+    "key_scale_ptr": "*bf16",
+    "value_scale_ptr": "*bf16",
     "slots_ptr": "*i64",
     "sources_ptr": "*i64",
     "targets_ptr": "*i64",
+    "rows_ptr": "*i64",
+    "scales_ptr": "*fp32",
+    "top_ks_ptr": "*i64",
+    "top_ps_ptr": "*fp64",
+    "min_ps_ptr": "*fp64",
+    "uniforms_ptr": "*fp64",
     **dict.fromkeys(("tiles_ptr", "tokens_ptr", "positions_ptr", "tables_ptr", "starts_ptr", "parts_ptr"), "*i32"),
 }
 
@@ -36,6 +51,7 @@ CACHE_DTYPES = {Form.INT8: torch.int8, Form.FP8: torch.float8_e4m3fn}
 SCALE_STRIDES = ("scale_block_stride", "scale_slot_stride", "scale_head_stride")
 
 Constants: TypeAlias = dict[str, int | float | None]
+Launch: TypeAlias = tuple[Any, Constants, dict[str, int]]  # a function, its constants and Triton's options
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +84,19 @@ def compile_case(case: Case) -> Resources:
     return read(compiled)
 
 
-def _launch(case: Case) -> tuple[Any, Constants, dict[str, int]]:
+def _launch(case: Case) -> Launch:
     """Return a case's function, its constants and Triton's options, as its launch in `kernels` gives them."""
-    if case.kernel is Kernel.STORE_TOKEN:
-        constants: Constants = {
-            "NUM_ELEMENTS": NUM_KV_HEADS * case.head_dim,
-            "HEAD_DIM": case.head_dim,
-            "BLOCK_SIZE": case.block_size,
-            "TILE_ELEMENTS": triton_cache.TILE_ELEMENTS,
-        }
-        return triton_cache.store_token, constants, {"num_warps": triton_cache.NUM_WARPS}
-    if case.kernel is Kernel.QUANTISE_HEAD:
-        return _launch_quantise(case)
-    if case.kernel is Kernel.MERGE_QUERY:
-        return _launch_merge(case)
-    if case.kernel is Kernel.COPY_TILE:
-        return _launch_copy(case)
+    return LAUNCHES[case.kernel](case)
+
+
+def _launch_attention(case: Case) -> Launch:
     dtype = DTYPES[case.dtype]
-    shape = triton_attention.tile_shape_for(case.head_dim, case.tile_rows, dtype, CACHE_DTYPES.get(case.form, dtype))
+    shape = triton_attention.tile_shape_for(case.width, case.tile_rows, dtype, CACHE_DTYPES.get(case.form, dtype))
     has_rules = case.form not in (Form.PLAIN, Form.PARTS)
     constants = {
         "NUM_HEADS": NUM_KV_HEADS * case.queries_per_kv_head,
         "QUERIES_PER_KV_HEAD": case.queries_per_kv_head,
-        "HEAD_DIM": case.head_dim,
+        "HEAD_DIM": case.width,
         "PADDED_DIM": shape.padded_dim,
         "BLOCK_SIZE": case.block_size,
         "TILE_ROWS": case.tile_rows,
@@ -108,34 +114,89 @@ def _launch(case: Case) -> tuple[Any, Constants, dict[str, int]]:
     return triton_attention.attend_tile, constants, options
 
 
-def _launch_quantise(case: Case) -> tuple[Any, Constants, dict[str, int]]:
+def _launch_store(case: Case) -> Launch:
     constants: Constants = {
-        "HEAD_DIM": case.head_dim,
-        "PADDED_DIM": triton.next_power_of_2(case.head_dim),
+        "NUM_ELEMENTS": NUM_KV_HEADS * case.width,
+        "HEAD_DIM": case.width,
+        "BLOCK_SIZE": case.block_size,
+        "TILE_ELEMENTS": triton_cache.TILE_ELEMENTS,
+    }
+    return triton_cache.store_token, constants, {"num_warps": triton_cache.NUM_WARPS}
+
+
+def _launch_quantise(case: Case) -> Launch:
+    constants: Constants = {
+        "HEAD_DIM": case.width,
+        "PADDED_DIM": triton.next_power_of_2(case.width),
         "BLOCK_SIZE": case.block_size,
         "GREATEST": GREATEST[CACHE_DTYPES[case.form]],
     }
     return triton_cache.quantise_head, constants, {"num_warps": triton_cache.QUANTISE_NUM_WARPS}
 
 
-def _launch_copy(case: Case) -> tuple[Any, Constants, dict[str, int]]:
+def _launch_copy(case: Case) -> Launch:
     constants: Constants = {
-        "NUM_ELEMENTS": case.block_size * NUM_KV_HEADS * case.head_dim,
+        "NUM_ELEMENTS": case.block_size * NUM_KV_HEADS * case.width,
         "TILE_ELEMENTS": triton_copy.TILE_BYTES // DTYPES[case.dtype].itemsize,
     }
     return triton_copy.copy_tile, constants, {"num_warps": triton_copy.NUM_WARPS}
 
 
-def _launch_merge(case: Case) -> tuple[Any, Constants, dict[str, int]]:
+def _launch_merge(case: Case) -> Launch:
     constants: Constants = {
         "NUM_HEADS": NUM_KV_HEADS,
-        "HEAD_DIM": case.head_dim,
-        "PADDED_DIM": triton.next_power_of_2(case.head_dim),
+        "HEAD_DIM": case.width,
+        "PADDED_DIM": triton.next_power_of_2(case.width),
         "PARTS_AT_A_TIME": triton_merge.PARTS_AT_A_TIME,
     }
     if case.form is Form.PLAIN:
         constants["sinks_ptr"] = None
     return triton_merge.merge_query, constants, {"num_warps": triton_merge.NUM_WARPS}
+
+
+def _launch_norm(case: Case) -> Launch:
+    tile_elements, num_warps = triton_layer_parts.norm_tile_for(case.width)
+    constants: Constants = {"WIDTH": case.width, "TILE_ELEMENTS": tile_elements}
+    if case.form is Form.PLAIN:
+        constants |= dict.fromkeys(("sum_ptr", "residual_ptr"))
+    return triton_layer_parts.normalise_row, constants, {"num_warps": num_warps}
+
+
+def _launch_gate(case: Case) -> Launch:
+    constants: Constants = {"WIDTH": case.width, "TILE_ELEMENTS": triton_layer_parts.GATE_TILE_ELEMENTS}
+    return triton_layer_parts.gate_row, constants, {"num_warps": triton_layer_parts.GATE_NUM_WARPS}
+
+
+def _launch_rotate(case: Case) -> Launch:
+    constants: Constants = {
+        "NUM_HEADS": 4 * NUM_KV_HEADS,
+        "NUM_KV_HEADS": NUM_KV_HEADS,
+        "HALF_DIM": case.width // 2,
+        "PADDED_HALF": triton.next_power_of_2(case.width // 2),
+        "BLOCK_SIZE": case.block_size,
+        "GREATEST": GREATEST[CACHE_DTYPES[case.form]] if case.form in CACHE_DTYPES else None,
+    }
+    if case.form not in CACHE_TYPES:
+        constants |= dict.fromkeys(("key_scale_ptr", "value_scale_ptr", *SCALE_STRIDES))
+    return triton_rotary.rotate_head, constants, {"num_warps": triton_rotary.NUM_WARPS}
+
+
+def _launch_draw(case: Case) -> Launch:
+    constants: Constants = {"VOCAB_SIZE": case.width, "TILE_ELEMENTS": triton_sampling.TILE_ELEMENTS}
+    return triton_sampling.draw_row, constants, {"num_warps": triton_sampling.NUM_WARPS}
+
+
+LAUNCHES: dict[Kernel, Callable[[Case], Launch]] = {
+    Kernel.ATTEND_TILE: _launch_attention,
+    Kernel.MERGE_QUERY: _launch_merge,
+    Kernel.STORE_TOKEN: _launch_store,
+    Kernel.QUANTISE_HEAD: _launch_quantise,
+    Kernel.COPY_TILE: _launch_copy,
+    Kernel.NORMALISE_ROW: _launch_norm,
+    Kernel.GATE_ROW: _launch_gate,
+    Kernel.ROTATE_HEAD: _launch_rotate,
+    Kernel.DRAW_ROW: _launch_draw,
+}
 
 
 def _source(function: Any, constants: Constants, case: Case) -> ASTSource:
@@ -150,7 +211,8 @@ def _source(function: Any, constants: Constants, case: Case) -> ASTSource:
             signature[name] = _pointer_type(name, case)
         else:
             signature[name] = SCALAR_TYPES.get(name, "i32")
-        if signature[name].startswith(("*", "i")) and not parameter.do_not_specialize:
+        divides = name != "row_stride" or case.width % 16 == 0
+        if signature[name].startswith(("*", "i")) and divides and not parameter.do_not_specialize:
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(function, signature, constexprs=constants, attrs=attributes)
 
@@ -160,6 +222,8 @@ def _pointer_type(name: str, case: Case) -> str:
     is_cache |= case.kernel is Kernel.ATTEND_TILE and name in ("key_ptr", "value_ptr")
     if is_cache and case.form in CACHE_TYPES:
         return CACHE_TYPES[case.form]
+    if case.kernel is Kernel.DRAW_ROW and name == "tokens_ptr":
+        return "*i64"
     return POINTER_TYPES.get(name, f"*{case.dtype}")
 
 

@@ -15,11 +15,11 @@ import triton
 from scripts.kernel_checks.cases import TARGETS, Case, all_cases, representative_cases
 from scripts.kernel_checks.compilation import CompileError, Resources, compile_case
 
-COLUMNS = "{:<7} {:<13} {:>4} {:>5} {:>5} {:>5} {:>4} {:<6} {:>9} {:>7} {:>7}  {}"
+COLUMNS = "{:<7} {:<13} {:>6} {:>5} {:>5} {:>5} {:>4} {:<6} {:>9} {:>7} {:>7}  {}"
 HEADINGS = (
     "target",
     "kernel",
-    "head",
+    "width",
     "block",
     "dtype",
     "group",
@@ -71,7 +71,7 @@ def check_all(cases: Iterable[Case]) -> Iterator[Outcome]:
 def row(outcome: Outcome) -> str:
     """Return an outcome's line of the table."""
     case, resources = outcome.case, outcome.resources
-    configuration = (case.head_dim, case.block_size, case.dtype, case.queries_per_kv_head, case.tile_rows, case.form)
+    configuration = (case.width, case.block_size, case.dtype, case.queries_per_kv_head, case.tile_rows, case.form)
     needs = (resources.registers, resources.spilled_bytes, resources.shared_bytes) if resources else ("-", "-", "-")
     return COLUMNS.format(case.target, case.kernel, *configuration, *needs, outcome.failure or "ok")
 
