@@ -13,17 +13,20 @@ from transformers import PreTrainedModel
 from engine.attention_layers import UnsupportedModel
 from engine.linears import LinearMaker, Numerics
 from engine.row_tiles import EvenActivation, RowTiles, is_uneven
+from kernels.native.library import NativeKernels
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # projections of one input, by attribute name
 ACTIVATION_MODULES = {"transformers.activations", "torch.nn.modules.activation"}
 
 
-def fuse(model: PreTrainedModel, numerics: Numerics) -> None:
-    """Replace what can be fused, in place; what a model builds otherwise stays as it is. After moving devices.
+def fuse(model: PreTrainedModel, numerics: Numerics, native: NativeKernels | None = None) -> None:
+    """Replace what can be fused, in place; what a model builds otherwise stays as it is. After moving devices. `native`
+    are the C kernels, for a model in bfloat16 on a CPU.
 
     Raises UnsupportedModel for numerics that the model's device does not have.
     """
-    maker = LinearMaker(numerics, model.device, model.dtype)
+    maker = LinearMaker(numerics, model.device, model.dtype, native)
+    head = model.get_output_embeddings()
     uneven: dict[type[nn.Module], bool] = {}
     for parent in list(model.modules()):
         for names in SIBLINGS:
@@ -34,7 +37,8 @@ def fuse(model: PreTrainedModel, numerics: Numerics) -> None:
                     setattr(parent, name, Sibling(siblings, index))
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, maker.make(child.weight, child.bias))
+                make = maker.make_head if child is head else maker.make
+                setattr(parent, name, make(child.weight, child.bias))
             elif type(child).__name__.endswith("RMSNorm"):
                 setattr(parent, name, _plain_rms_norm(child) or child)
             elif numerics.batch_invariant and _is_activation(child) and model.device.type == "cpu":

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.attention_layers import AttentionLayer
 from kernels import ops
 from kernels.kv_scales import GREATEST, KVScales, why_unsupported
+from kernels.native.tiles import CacheStruct, struct_of_cache
 
 QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 SCALE_DTYPE = torch.bfloat16  # float32's range in two bytes; its rounding stays below half a step of the numbers
@@ -23,6 +24,7 @@ class KVShape:
     layers: tuple[AttentionLayer, ...]
     block_size: int
     dtype: torch.dtype
+    is_tiled: bool = False  # laid out for the C kernels, in as many bytes
 
     @property
     def is_quantised(self) -> bool:
@@ -56,6 +58,8 @@ class KVCache:
     `scales[i]` what they are multiplied with, None where they are not quantised.
 
     On a CPU the memory has KV heads first: its attention multiplies matrices a head, which are so gathered as they lie.
+    Where it is tiled, K and V are [num_blocks, num_kv_heads, block_size * head_dim], in the order of
+    `kernels.native.tiles`, and `tiles[i]` is what the C kernels are given.
 
     Zeroed at the start, and kept finite: attention reads the unwritten tail of a block under a mask, where a NaN would
     still spread.
@@ -69,8 +73,15 @@ class KVCache:
         of_layers = [self._memory[layer.source] for layer in shape.layers]
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((memory[0][0], memory[0][1]) for memory in of_layers)
         self.scales: tuple[KVScales | None, ...] = tuple(_scales_of(memory) for memory in of_layers)
+        self.tiles: tuple[CacheStruct, ...] | None = None
+        if shape.is_tiled:
+            pairs = zip(self.layers, shape.layers, strict=True)
+            self.tiles = tuple(struct_of_cache(*tensors, layer.head_dim) for tensors, layer in pairs)
 
     def _allocate(self, layer: AttentionLayer, device: torch.device) -> list[Tensor]:
+        if self.shape.is_tiled:
+            elements = self.shape.block_size * layer.head_dim
+            return [_lazy_zeros((2, layer.num_kv_heads, self.num_blocks, elements), self.shape.dtype).transpose(1, 2)]
         sizes = (2, self.num_blocks, self.shape.block_size, layer.num_kv_heads)
         numbers = _zeros((*sizes, layer.head_dim), self.shape.dtype, device)
         return [numbers, _zeros((*sizes, 1), SCALE_DTYPE, device)] if self.shape.is_quantised else [numbers]
@@ -78,6 +89,11 @@ class KVCache:
     def layer(self, index: int) -> tuple[tuple[Tensor, Tensor], KVScales | None]:
         """Return a layer's (K, V) and their scales."""
         return self.layers[index], self.scales[index]
+
+    def tiles_of(self, index: int) -> CacheStruct:
+        """Return a layer's K and V for the C kernels, of a cache that is tiled."""
+        assert self.tiles is not None, "the cache is not tiled"
+        return self.tiles[index]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (from, to), as if one after the other."""

@@ -9,6 +9,8 @@ from torch.nn import functional
 
 from engine.attention_layers import UnsupportedModel
 from engine.row_tiles import SIZES, RowTiles, agreeing_sizes
+from kernels.native.library import NativeKernels
+from kernels.native.tiles import TiledMatrix
 
 PACKED_FOR_ROWS = 32  # rows that oneDNN optimises the layout for; others work as well
 INT8_MOST = 127
@@ -31,6 +33,21 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return output
+
+
+class NativeLinear(nn.Module):
+    """A linear layer multiplied by the C kernels, its weight in their tiles. A row's result depends on nothing else."""
+
+    def __init__(self, native: NativeKernels, matrix: TiledMatrix, output: torch.dtype = torch.bfloat16) -> None:
+        """`output` is the type of what it returns: bfloat16, or float32, which is not rounded."""
+        super().__init__()
+        self.matrix = matrix
+        self._struct = matrix.struct()
+        self._native = native
+        self._output = output
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._native.linear(x, self.matrix, self._struct, self._output)
 
 
 class Int8Linear(nn.Module):
@@ -109,11 +126,15 @@ class Numerics:
 class LinearMaker:
     """Makes the linear layers of one model."""
 
-    def __init__(self, numerics: Numerics, device: torch.device, dtype: torch.dtype) -> None:
-        """Raises UnsupportedModel for numerics that the device does not have."""
+    def __init__(
+        self, numerics: Numerics, device: torch.device, dtype: torch.dtype, native: NativeKernels | None = None
+    ) -> None:
+        """`native` are the C kernels, for a model in bfloat16 on a CPU. Raises UnsupportedModel for numerics that the
+        device does not have."""
         if numerics.weights is Weights.INT8 and not has_int8(device):
             raise UnsupportedModel(f"weights=int8 needs a CPU with AVX-512 VNNI; the device is {device.type}")
         self._numerics = numerics
+        self._native = native
         on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
         # Packed float32 layers are no faster than plain ones, but depend less on the number of rows.
         self._packs = on_cpu and (
@@ -126,9 +147,17 @@ class LinearMaker:
         layer = self._plain(weight, bias)
         return RowTiles(layer, self._sizes_for(weight)) if self._numerics.batch_invariant else layer
 
+    def make_head(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """Return the layer whose outputs are logits: not rounded where that costs nothing."""
+        if self._native is None or self._numerics.weights is Weights.INT8:
+            return self.make(weight, bias)
+        return NativeLinear(self._native, TiledMatrix.of(weight, bias), torch.float32)
+
     def _plain(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         if self._numerics.weights is Weights.INT8:
             return Int8Linear(weight, bias)
+        if self._native is not None:
+            return NativeLinear(self._native, TiledMatrix.of(weight, bias))
         return PackedLinear(weight, bias) if self._packs else _linear(weight, bias)
 
     def _sizes_for(self, weight: Tensor) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufCo
 from engine.attention_layers import UnsupportedModel, refuse_other_layers
 from engine.engine import ModelIdentity
 from engine.fused import fuse
-from engine.fused_layer import fuse_layers
+from engine.layer_replacing import fuse_layers
 from engine.linears import Numerics
 from engine.model_folder import UnsafeFolder, check_folder
 from engine.paged_model import PagedModel
@@ -110,7 +110,7 @@ def _paged(model: PreTrainedModel, native: NativeKernels | None, numerics: Numer
         expected = eager_logits(model)
         paged = PagedModel(model, native, batch_invariant=numerics.batch_invariant)
         num_bytes = _weight_bytes(model)
-        fuse(model, numerics)
+        fuse(model, numerics, native)
         if _weight_bytes(model) <= num_bytes / 2:
             _leave_file(model)
         fuse_layers(paged)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,11 +24,14 @@ from engine.attention_patches import Attend, patch_attention
 from engine.kv_cache import KVCache, KVShape
 from engine.step_plan import SchedulerOutput
 from kernels import ops
-from kernels.native.decoding import NativeDecode
+from kernels.native.attending import NativePlan
 from kernels.native.library import NativeKernels
-from kernels.native.planning import is_served
+from kernels.native.planning import is_served, plan_step
+from kernels.native.tiles import GROUP
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.score_rules import ScoreRules
+
+AttentionPlan: TypeAlias = ops.AttentionPlan | NativePlan
 
 ATTENTION_NAME = "pagemill_paged"
 CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "seq_length")  # the last two are MPT's and BLOOM's
@@ -49,14 +52,14 @@ class ModelInput:
 class StepAttention:
     """The plans of one step's attention, one a window and shape of heads, made when a layer first asks for it."""
 
-    def __init__(self, make: Callable[[ScoreRules, int, int], ops.AttentionPlan]) -> None:
+    def __init__(self, make: Callable[[ScoreRules, int, int], AttentionPlan]) -> None:
         """`make` returns the plan for rules, a number of query heads and one of KV heads. It is the same for all rules
         with one window, and a softcap or none."""
         self._make = make
-        self._plans: dict[tuple[int | None, bool, int, int], ops.AttentionPlan] = {}
+        self._plans: dict[tuple[int | None, bool, int, int], AttentionPlan] = {}
         self.last_rules: ScoreRules | None = None  # of the layer that attended last
 
-    def plan_for(self, rules: ScoreRules, num_heads: int, num_kv_heads: int) -> ops.AttentionPlan:
+    def plan_for(self, rules: ScoreRules, num_heads: int, num_kv_heads: int) -> AttentionPlan:
         self.last_rules = rules
         key = (rules.window, rules.softcap is None, num_heads, num_kv_heads)
         if key not in self._plans:
@@ -92,16 +95,20 @@ def paged_attention_forward(
     Raises UnsupportedModel for an option that changes the result and is not implemented.
     """
     refuse_other_attention(module, attention_mask, options)
-    (key_cache, value_cache), scales = model_input.cache.layer(module.layer_idx)
     (num_heads, _, head_dim), (num_kv_heads, _, value_dim) = query.shape[1:], value.shape[1:]
     if value_dim < head_dim:  # latent attention, expanded: the cache has one width
         value = functional.pad(value, (0, head_dim - value_dim))
-    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping, scales)
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = head_dim**-0.5 if scaling is None else scaling
     rules = ScoreRules(scale, sliding_window, softcap, s_aux, slopes)
     plan = model_input.attention.plan_for(rules, num_heads, num_kv_heads)
-    output = ops.paged_attention(query[0].transpose(0, 1), key_cache, value_cache, plan, rules, scales)
+    if isinstance(plan, NativePlan):
+        tiles = model_input.cache.tiles_of(module.layer_idx)
+        output = plan.store_and_attend(query, key, value, tiles, model_input.slot_mapping, rules)
+    else:
+        (key_cache, value_cache), scales = model_input.cache.layer(module.layer_idx)
+        ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping, scales)
+        output = ops.paged_attention(query, key_cache, value_cache, plan, rules, scales)
     return output.unsqueeze(0)[..., :value_dim], None
 
 
@@ -166,7 +173,9 @@ class PagedModel:
 
     def kv_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> KVShape:
         """Return the shape of a cache of `kv_dtype`, the model's type where that is None."""
-        return KVShape(self.layers, block_size, kv_dtype or self.dtype)
+        dtype = kv_dtype or self.dtype
+        is_tiled = self.native is not None and dtype is self.dtype and block_size % GROUP == 0
+        return KVShape(self.layers, block_size, dtype, is_tiled)
 
     def build_input(self, plan: SchedulerOutput, cache: KVCache) -> ModelInput:
         """Return a step's tensors on the model's device."""
@@ -197,7 +206,11 @@ class PagedModel:
 
     def _plan_attention(
         self, batch: PagedBatch, cache: KVCache, rules: ScoreRules, num_heads: int, num_kv_heads: int
-    ) -> ops.AttentionPlan:
+    ) -> AttentionPlan:
+        if cache.tiles is not None:
+            assert self.native is not None, "tiled caches are for the C kernels"
+            step = plan_step(batch, num_heads // num_kv_heads, rules.window, shares_prefixes=True)
+            return NativePlan(self.native, step)
         return ops.plan_attention(
             batch,
             num_heads=num_heads,
@@ -205,16 +218,8 @@ class PagedModel:
             dtype=self.dtype,
             device=self.device,
             window=rules.window,
-            native=self._native_decode(cache, rules, num_heads, num_kv_heads),
             batch_invariant=self.batch_invariant,
         )
-
-    def _native_decode(
-        self, cache: KVCache, rules: ScoreRules, num_heads: int, num_kv_heads: int
-    ) -> NativeDecode | None:
-        if self.native is None or rules.softcap is not None or cache.shape.is_quantised:
-            return None
-        return NativeDecode(self.native, num_heads, num_kv_heads)
 
     def forward(self, model_input: ModelInput) -> Tensor:
         """Run one step, writing its KV into the cache. Returns float32 logits of the sampled rows, [R, vocab_size]."""

@@ -13,7 +13,7 @@ from engine.probing import plan_of, probe_request
 from engine.step_plan import ScheduledRequest, SchedulerOutput
 
 NUM_TOKENS = 24
-BLOCK_SIZE = 4
+BLOCK_SIZE = 16
 FIRST_CHUNK = 13  # ends inside a block, so that the second chunk reads a partly filled one
 # Largest difference allowed, as a share of the logits' standard deviation. A model whose attention is not ours, or not
 # wholly ours, is off by about 1; rounding in the narrow types stays well below these.
@@ -58,7 +58,7 @@ def _token_ids(vocab_size: int) -> Tensor:
 
 def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
     """Return the logits of the last token, computed in two chunks over blocks in scattered order."""
-    num_blocks = NUM_TOKENS // BLOCK_SIZE
+    num_blocks = -(-NUM_TOKENS // BLOCK_SIZE)
     cache = KVCache(model.kv_shape(BLOCK_SIZE), num_blocks + 1, model.device)
     request = probe_request(token_ids, range(num_blocks, 0, -1))
     logits = torch.empty(0)
@@ -69,7 +69,7 @@ def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
 
 def _check_invariance(model: PagedModel, alone: Tensor) -> None:
     """Raise UnsupportedModel unless logits have the bits of `alone` beside other requests, in other chunks as well."""
-    token_ids, size = _token_ids(model.vocab_size).tolist(), NUM_TOKENS // BLOCK_SIZE
+    token_ids, size = _token_ids(model.vocab_size).tolist(), -(-NUM_TOKENS // BLOCK_SIZE)
     for beside in (0, 1, 9, 60):
         for cuts in ((NUM_TOKENS,), (7, 8, NUM_TOKENS)):
             cache = KVCache(model.kv_shape(BLOCK_SIZE), 2 * size + beside, model.device)

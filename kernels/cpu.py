@@ -29,10 +29,6 @@ def paged_attention(
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[2]
     output = query.new_empty(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    if plan.native is not None:
-        plan.native.attend(query, key_cache, value_cache, rules, output)
-        if not plan.chunks:
-            return output.view(num_tokens, num_heads, head_dim)
     # A KV head's query heads become rows of one matrix, so K and V are never repeated.
     q = query.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim).transpose(0, 1)
     keys, values = Cache.both(key_cache, value_cache, scales, query.dtype)

@@ -7,12 +7,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.native.decoding import NativeDecode, PlannedDecodes
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.shared_prefix import PrefixGroup, find_prefix_groups
 
 QUERY_TILE = 128  # queries of a chunk that attend at a time: keys behind a tile's last query are not looked at
-FEW_QUERIES = 8  # of a sequence, a drafted run for example, that the C kernel takes one by one
 SHORT_BLOCKS = 16  # runs of blocks up to here are padded to one length, whatever theirs
 
 
@@ -77,7 +75,6 @@ class CpuPlan:
 
     chunks: tuple[ChunkPart, ...]
     decodes: tuple[DecodePart, ...]
-    native: PlannedDecodes | None = None  # the decodes, where the C kernel attends to them
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +107,9 @@ def plan_attention(
     queries_per_kv_head: int,
     dtype: torch.dtype,
     window: int | None = None,
-    native: NativeDecode | None = None,
 ) -> CpuPlan:
     """Split a step into parts. `queries_per_kv_head` is num_heads / num_kv_heads; `dtype` is the query's; `window` is
-    that of `ScoreRules`; `native` takes the decodes, if given."""
+    that of `ScoreRules`."""
     starts = [0, *accumulate(sequence.num_new for sequence in batch.sequences)]
     masks = _TileMasks(queries_per_kv_head, dtype, window)
     chunks = []
@@ -121,22 +117,9 @@ def plan_attention(
     for start, sequence in zip(starts, batch.sequences, strict=False):
         if sequence.num_new == 1:
             decodes.append((start, sequence))
-        elif native is not None and sequence.num_new <= FEW_QUERIES:
-            decodes += _one_by_one(start, sequence)
         else:
             chunks.append(_chunk_part(start, sequence, batch.block_size, masks))
-    if native is not None and decodes:
-        return CpuPlan(tuple(chunks), (), native.plan(decodes, batch.block_size, window))
     return CpuPlan(tuple(chunks), _decode_parts(decodes, batch.block_size, dtype, window))
-
-
-def _one_by_one(start: int, sequence: PagedSequence) -> list[tuple[int, PagedSequence]]:
-    """Return each query, by its packed token, as a sequence that ends with it: all K and V are stored by then, and what
-    the queries share is read once for all of them."""
-    return [
-        (start + index, PagedSequence(sequence.block_ids, sequence.num_context + index, 1))
-        for index in range(sequence.num_new)
-    ]
 
 
 class _TileMasks:

@@ -1,4 +1,4 @@
-"""The kernels by the device their tensors are on: torch's operators and C on a CPU, Triton on a GPU.
+"""The kernels by the device their tensors are on: torch's operators on a CPU, Triton on a GPU.
 
 Triton is imported on first use: a machine without a GPU need not have it.
 """
@@ -12,7 +12,6 @@ from kernels import cpu, cpu_invariant, cpu_plan, triton_plan
 from kernels.cpu_invariant import InvariantPlan
 from kernels.cpu_plan import CpuPlan
 from kernels.kv_scales import KVScales
-from kernels.native.decoding import NativeDecode
 from kernels.paged_batch import PagedBatch
 from kernels.score_rules import ScoreRules
 from kernels.triton_plan import SplitRule, TritonPlan
@@ -28,16 +27,14 @@ def plan_attention(
     dtype: torch.dtype,
     device: torch.device,
     window: int | None = None,
-    native: NativeDecode | None = None,
     batch_invariant: bool = False,
 ) -> AttentionPlan:
-    """Prepare one step's attention for every layer of that window. `dtype` is that of the queries; `native` attends to
-    the decodes on a CPU, if given. With `batch_invariant`, a query's result has the same bits whatever else the step
-    holds, and there is no `native`."""
+    """Prepare one step's attention for every layer of that window. `dtype` is that of the queries. With
+    `batch_invariant`, a query's result has the same bits whatever else the step holds."""
     if device.type == "cpu":
         if batch_invariant:
             return cpu_invariant.plan_attention(batch, dtype, window)
-        return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, window, native)
+        return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, window)
     rule = SplitRule.invariant() if batch_invariant else SplitRule.of(device, num_kv_heads)
     return triton_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, device, rule, window)
 

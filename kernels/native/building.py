@@ -20,9 +20,10 @@ from kernels.native.toolchain import COMPILERS, cpu_flags, find_compiler, is_sup
 
 logger = logging.getLogger(__name__)
 
-SOURCES = ("decode_attention.c", "layer_parts.c")
-HEADERS = ("vectors.h",)
+SOURCES = ("linear.c", "attention.c", "decoder_layer.c")
+HEADERS = ("vectors.h", "tiles.h", "matrix.h", "cache.h", "attention.h")
 # No -ffast-math: what is not finite must stay so.
+WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
 COMPILE_SECONDS = 120.0  # a compiler that takes longer is given up
 
@@ -30,9 +31,11 @@ COMPILE_SECONDS = 120.0  # a compiler that takes longer is given up
 class NativeBuild:
     """A compilation in the background. `wait` gives what came of it."""
 
-    def __init__(self, cache_dir: Path) -> None:
-        """`cache_dir` keeps the compiled file; only this user may be able to write there."""
+    def __init__(self, cache_dir: Path, *, uses_tiles: bool = True) -> None:
+        """`cache_dir` keeps the compiled file; only this user may be able to write there. Without `uses_tiles`, vectors
+        do the work also where the processor has matrix tiles (AMX)."""
         self._cache_dir = cache_dir
+        self._flags = FLAGS if uses_tiles else (*FLAGS, *WITHOUT_TILES)
         self._kernels: NativeKernels | None = None
         self._thread = Thread(target=self._build, name="native-build", daemon=True)
         self._thread.start()
@@ -46,37 +49,37 @@ class NativeBuild:
         if not is_supported():
             return
         try:
-            self._kernels = _load(self._cache_dir)
+            self._kernels = _load(self._cache_dir, self._flags)
         except (OSError, subprocess.SubprocessError) as error:
             logger.info("no C kernels, torch's own operators are slower: %s", error)
 
 
-def _load(cache_dir: Path) -> NativeKernels:
+def _load(cache_dir: Path, flags: Sequence[str]) -> NativeKernels:
     compiler = find_compiler()
     if compiler is None:
         raise FileNotFoundError(f"none of the compilers {', '.join(COMPILERS)} is on the path")
     openmp = _loaded_openmp()
-    target = cache_dir / f"kernels-{_digest(compiler, openmp)}.so"
+    target = cache_dir / f"kernels-{_digest(compiler, flags, openmp)}.so"
     if target.exists():
         with suppress(OSError):  # a damaged file is made anew
             return NativeKernels(ctypes.CDLL(str(target)))
-    _compile(compiler, openmp, target)
+    _compile(compiler, flags, openmp, target)
     return NativeKernels(ctypes.CDLL(str(target)))
 
 
-def _compile(compiler: str, openmp: Sequence[str], target: Path) -> None:
+def _compile(compiler: str, flags: Sequence[str], openmp: Sequence[str], target: Path) -> None:
     """Compile to `target`, which appears whole or not at all. Raises CalledProcessError, TimeoutExpired or OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(__file__).parent
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compiling-") as scratch:
         partial = Path(scratch) / target.name
         sources = [str(folder / name) for name in SOURCES]
-        command = [compiler, *FLAGS, "-o", str(partial), *sources, *openmp, "-lm"]
+        command = [compiler, *flags, "-o", str(partial), *sources, *openmp, "-lm"]
         subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=COMPILE_SECONDS)
         os.replace(partial, target)
 
 
-def _digest(compiler: str, openmp: Sequence[str]) -> str:
+def _digest(compiler: str, flags: Sequence[str], openmp: Sequence[str]) -> str:
     """Return a name for what the compiled file depends on."""
     digest = hashlib.sha256()
     for name in (*SOURCES, *HEADERS):
@@ -84,7 +87,7 @@ def _digest(compiler: str, openmp: Sequence[str]) -> str:
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_SECONDS)
     digest.update(version.stdout)
     # What -march=native depends on: a home folder may be shared by unlike machines.
-    digest.update(repr((FLAGS, openmp, cpu_flags())).encode())
+    digest.update(repr((flags, openmp, cpu_flags())).encode())
     return digest.hexdigest()[:16]
 
 

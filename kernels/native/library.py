@@ -1,108 +1,145 @@
-"""The compiled kernels as functions of tensors. All tensors are bfloat16 on the CPU."""
+"""The compiled kernels as functions of tensors. All tensors are bfloat16 on the CPU unless it says otherwise."""
 
 import ctypes
-from ctypes import POINTER, c_float, c_int64, c_void_p
+from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.native.planning import DecodePlan, PlanStruct
+from kernels.native.planning import PlanStruct, StepPlan
+from kernels.native.tiles import CacheStruct, MatrixStruct, TiledMatrix, row_tiles_size
 from kernels.score_rules import ScoreRules
 
-LANES = 16  # widths are multiples of
+
+class HeadsStruct(ctypes.Structure):
+    """`Heads` of attention.h."""
+
+    _fields_ = [
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("slopes", c_void_p),
+        ("sinks", c_void_p),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionHeads:
+    """The shape of a layer's heads, and how their scores become weights."""
+
+    struct: HeadsStruct
+    kept: tuple[Tensor | None, ...]  # what the struct points into
+
+    @classmethod
+    def of(cls, num_heads: int, num_kv_heads: int, head_dim: int, rules: ScoreRules) -> "AttentionHeads":
+        """The rules' window is the plan's matter."""
+        kept = tuple(None if x is None else x.float().contiguous() for x in (rules.slopes, rules.sinks))
+        pointers = (None if x is None else x.data_ptr() for x in kept)
+        struct = HeadsStruct(num_heads, num_kv_heads, head_dim, rules.scale, rules.softcap or 0.0, *pointers)
+        return cls(struct, kept)
+
+    def num_parts(self, plan: StepPlan) -> int:
+        """Return the float32 numbers that a plan's tasks leave to be merged."""
+        return plan.num_members * int(self.struct.num_heads * (self.struct.head_dim + 2))
+
+
+class NormStruct(ctypes.Structure):
+    """`Norm` of decoder_layer.c."""
+
+    _fields_ = [("weight", c_void_p), ("epsilon", c_float)]
+
+
+class LayerStruct(ctypes.Structure):
+    """`Layer` of decoder_layer.c."""
+
+    _fields_ = [
+        *((name, NormStruct) for name in ("input_norm", "mlp_norm")),
+        *((name, MatrixStruct) for name in ("qkv", "output", "gate_up", "down")),
+        ("heads", HeadsStruct),
+        ("hidden_size", c_int64),
+        ("mlp_size", c_int64),
+    ]
+
+
+class StepStruct(ctypes.Structure):
+    """`Step` of decoder_layer.c."""
+
+    _fields_ = [("plan", PlanStruct), ("slots", c_void_p), ("cos", c_void_p), ("sin", c_void_p)]
+
+
+class RoomStruct(ctypes.Structure):
+    """`Room` of decoder_layer.c."""
+
+    _fields_ = [(name, c_void_p) for name in ("normed", "qkv", "attended", "gated", "parts")]
 
 
 class NativeKernels:
     """The functions of one compiled file."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Raises AttributeError for a file that lacks one."""
-        self._rms_norm = library.pagemill_rms_norm
-        self._rms_norm.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float]
-        self._silu_mul = library.pagemill_silu_mul
-        self._silu_mul.argtypes = [c_void_p, c_void_p, c_int64, c_int64]
-        self._rotate_and_store = library.pagemill_rotate_and_store
-        self._rotate_and_store.argtypes = [c_void_p] * 6 + [c_int64] * 5
-        self._decode_attention = library.pagemill_decode_attention
-        self._decode_attention.argtypes = [
+        """Raises AttributeError for a file that lacks one, OSError where the system does not let them run."""
+        library.pagemill_prepare.restype = c_int
+        if not library.pagemill_prepare():
+            raise OSError("the system does not let this process use the processor's matrix tiles")
+        self._linear = library.pagemill_linear
+        self._linear.argtypes = [c_void_p, POINTER(MatrixStruct), c_void_p, c_void_p, c_int64, c_int64]
+        self._store = library.pagemill_store
+        self._store.argtypes = [POINTER(CacheStruct), *[c_void_p] * 5, *[c_int64] * 3]
+        self._attention = library.pagemill_attention
+        self._attention.argtypes = [
             POINTER(PlanStruct),
+            POINTER(HeadsStruct),
+            POINTER(CacheStruct),
             c_void_p,
             c_int64,
-            *[c_void_p] * 4,
-            c_int64,
-            c_int64,
-            c_float,
             c_void_p,
             c_void_p,
         ]
-        for function in (self._rms_norm, self._silu_mul, self._rotate_and_store, self._decode_attention):
+        self._decoder_layer = library.pagemill_decoder_layer
+        self._decoder_layer.argtypes = [
+            POINTER(LayerStruct),
+            POINTER(StepStruct),
+            POINTER(CacheStruct),
+            POINTER(RoomStruct),
+            c_void_p,
+        ]
+        for function in (self._linear, self._store, self._attention, self._decoder_layer):
             function.restype = None
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return x / rms(x) * weight over the last dimension, a multiple of 16; x is contiguous."""
-        output = torch.empty_like(x)
-        width = x.shape[-1]
-        self._rms_norm(x.data_ptr(), weight.data_ptr(), output.data_ptr(), x.numel() // width, width, eps)
+    def linear(self, x: Tensor, matrix: TiledMatrix, struct: MatrixStruct, dtype: torch.dtype) -> Tensor:
+        """Return x times a matrix, [..., num_columns], in bfloat16 or float32, from x: [..., depth]. `struct` is the
+        matrix's."""
+        x = x.contiguous()
+        num_rows = x.numel() // matrix.depth
+        output = torch.empty(*x.shape[:-1], matrix.num_columns, dtype=dtype)
+        room = torch.empty(row_tiles_size(num_rows, matrix.depth), dtype=torch.bfloat16)
+        is_float = dtype is torch.float32
+        self._linear(x.data_ptr(), byref(struct), output.data_ptr(), room.data_ptr(), num_rows, is_float)
         return output
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up: [..., 2 * width] to [..., width], a multiple of 16; gate_up is contiguous."""
-        width = gate_up.shape[-1] // 2
-        output = gate_up.new_empty(*gate_up.shape[:-1], width)
-        self._silu_mul(gate_up.data_ptr(), output.data_ptr(), output.numel() // width, width)
-        return output
+    def store(self, key: Tensor, value: Tensor, cache: CacheStruct, slot_mapping: Tensor) -> None:
+        """Put K and V, [num_tokens, num_kv_heads, head_dim], into their slots, [num_tokens], int64."""
+        key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (key, value))
+        strides = [(c_int64 * 2)(*x.stride()[:2]) for x in (key, value)]
+        pointers = (slot_mapping.data_ptr(), key.data_ptr(), value.data_ptr())
+        self._store(byref(cache), *pointers, *strides, *key.shape)
 
-    def rotate_and_store(
-        self,
-        qkv: Tensor,
-        num_heads: int,
-        cos: Tensor,
-        sin: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> None:
-        """Rotate the queries in place; put the rotated keys and the values into their slots.
-
-        qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim], contiguous, head_dim a multiple of 32. cos, sin:
-        [num_tokens, head_dim], contiguous. Caches as in `engine.kv_cache` on a CPU. slot_mapping: [num_tokens], int64.
-        """
-        num_tokens, num_all, head_dim = qkv.shape
-        self._rotate_and_store(
-            qkv.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            slot_mapping.data_ptr(),
-            num_tokens,
-            num_heads,
-            (num_all - num_heads) // 2,
-            head_dim,
-            key_cache.stride(2) // head_dim,
-        )
-
-    def decode_attention(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: DecodePlan, rules: ScoreRules, output: Tensor
-    ) -> None:
-        """Write the planned rows of `output`, [num_tokens, num_heads, head_dim], contiguous. The caches' memory has KV
-        heads first. The rules have no softcap; their window is in the plan."""
-        head_dim = query.shape[2]
+    def attention(self, query: Tensor, cache: CacheStruct, plan: StepPlan, heads: AttentionHeads) -> Tensor:
+        """Return the attention of all queries, [num_tokens, num_heads, head_dim], as is their own shape."""
+        num_heads, head_dim = query.shape[1:]
         if query.stride()[1:] != (head_dim, 1):  # only rows may be apart
             query = query.contiguous()
-        parts = torch.empty(plan.num_parts * (head_dim + 2), dtype=torch.float32)
-        slopes, sinks = (None if x is None else x.float().contiguous() for x in (rules.slopes, rules.sinks))
-        self._decode_attention(
-            plan.struct,
-            query.data_ptr(),
-            query.stride(0),
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            output.data_ptr(),
-            parts.data_ptr(),
-            head_dim,
-            key_cache.stride(2) // head_dim,
-            rules.scale,
-            None if slopes is None else slopes.data_ptr(),
-            None if sinks is None else sinks.data_ptr(),
-        )
+        output = torch.empty(plan.num_tokens, num_heads, head_dim, dtype=torch.bfloat16)
+        parts = torch.empty(heads.num_parts(plan), dtype=torch.float32)
+        structs = (byref(plan.struct), byref(heads.struct), byref(cache))
+        self._attention(*structs, query.data_ptr(), query.stride(0), parts.data_ptr(), output.data_ptr())
+        return output
+
+    def decoder_layer(
+        self, layer: LayerStruct, step: StepStruct, cache: CacheStruct, room: RoomStruct, hidden: Tensor
+    ) -> None:
+        """Run a layer on hidden, [num_tokens, hidden_size], contiguous, in place. Writes the tokens' K and V."""
+        self._decoder_layer(byref(layer), byref(step), byref(cache), byref(room), hidden.data_ptr())

@@ -1,131 +1,163 @@
-"""What one step's decodes look at, in the form that the C kernel reads: see `decode_attention.c`."""
+"""What one step's queries look at, in the form that the C kernels read: see `attention.h`."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
 from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.shared_prefix import find_prefix_groups
 
-MAX_ROWS = 64  # query rows, of all heads of a KV head, that a task may have
+MAX_ROWS = 128  # query rows, of all heads of a KV head, that a task may have
 MAX_HEAD_DIM = 256
 DIM_MULTIPLE = 32
 SPLIT_KEYS = 1024  # a task's keys at most, so that one long sequence has work for all threads
-_COUNTS = ("num_rows", "num_tasks", "num_members", "num_heads", "num_kv_heads", "block_size")
-_OF_A_LAYER = ("head_dim", "num_slots")  # set at each call
+_COUNTS = ("num_tokens", "num_tasks", "num_members", "block_size")
 _TABLES = (
-    "rows",
     "positions",
-    "row_parts",
+    "token_parts",
     "parts",
     "task_members",
     "members",
-    "task_blocks",
-    "blocks",
     "first_keys",
     "stop_keys",
+    "task_blocks",
+    "blocks",
     "run_starts",
 )
 
 
 class PlanStruct(ctypes.Structure):
-    """`Plan` of decode_attention.c."""
+    """`Plan` of attention.h."""
 
-    _fields_ = [*((name, c_int64) for name in (*_COUNTS, *_OF_A_LAYER)), *((name, c_void_p) for name in _TABLES)]
+    _fields_ = [*((name, c_int64) for name in _COUNTS), *((name, c_void_p) for name in _TABLES)]
 
 
 def is_served(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
-    """Whether the kernel has room for such heads."""
+    """Whether the kernels have room for such heads."""
     return head_dim % DIM_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM and num_heads // num_kv_heads <= MAX_ROWS
 
 
 @dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """A step's decodes. Built once, used by every layer with the same window and numbers of heads."""
+class StepPlan:
+    """A step's queries. Built once, used by every layer with the same window and queries per KV head."""
 
     struct: PlanStruct
-    tables: Tensor  # int64; what the struct points into
-    num_parts: int  # what tasks leave to be merged: one a row and query head of each task
+    tables: NDArray[np.int64]  # what the struct points into
+    num_tokens: int
+    num_members: int  # queries, counted once for each task that has them
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """A run of blocks and the rows that look at it."""
+class _Query:
+    """A query token, and the positions that it sees, or sees of a run of blocks."""
 
-    members: Sequence[int]  # indices of rows
-    block_ids: Sequence[int]
-    first_key: int  # keys [first_key, stop_key) of the blocks' are seen
+    token: int
+    first_key: int  # keys [first_key, stop_key)
     stop_key: int
-    start: int  # position of the blocks' first key
 
 
-def plan_decodes(
-    decodes: Sequence[tuple[int, PagedSequence]],
-    block_size: int,
-    num_heads: int,
-    num_kv_heads: int,
-    window: int | None,
-) -> DecodePlan:
-    """Plan sequences of one query each, given with their packed token. A window of w leaves w keys to each."""
-    most = MAX_ROWS // (num_heads // num_kv_heads)
-    tasks = list(_tasks([sequence for _, sequence in decodes], block_size, most, window))
-    members = [member for task in tasks for member in task.members]
-    parts_of: list[list[int]] = [[] for _ in decodes]
-    starts = [task.start for task in tasks for _ in task.members]
-    for part, row in enumerate(members):
-        parts_of[row].append(part)
-    tables = {
-        "rows": [row for row, _ in decodes],
-        "positions": [sequence.num_context for _, sequence in decodes],
-        "row_parts": [0, *accumulate(map(len, parts_of))],
-        "parts": [part for parts in parts_of for part in sorted(parts, key=starts.__getitem__)],
-        "task_members": [0, *accumulate(len(task.members) for task in tasks)],
-        "members": members,
-        "task_blocks": [0, *accumulate(len(task.block_ids) for task in tasks)],
-        "blocks": [block_id for task in tasks for block_id in task.block_ids],
-        "first_keys": [task.first_key for task in tasks],
-        "stop_keys": [task.stop_key for task in tasks],
-        "run_starts": [task.start for task in tasks],
-    }
-    counts = (len(decodes), len(tasks), len(members), num_heads, num_kv_heads, block_size, 0, 0)
-    joined = torch.tensor([number for name in _TABLES for number in tables[name]], dtype=torch.int64)
-    offsets = [0, *accumulate(len(tables[name]) for name in _TABLES)][:-1]
-    pointers = (joined.data_ptr() + offset * joined.itemsize for offset in offsets)
-    return DecodePlan(PlanStruct(*counts, *pointers), joined, len(members) * num_heads)
+@dataclass(slots=True)
+class _Tables:
+    """The tasks so far."""
+
+    num_members: list[int] = field(default_factory=list)  # by task
+    num_blocks: list[int] = field(default_factory=list)  # by task
+    run_starts: list[int] = field(default_factory=list)  # by task
+    blocks: list[int] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)
+    first_keys: list[int] = field(default_factory=list)
+    stop_keys: list[int] = field(default_factory=list)
+
+    def add(self, queries: Sequence[_Query], block_ids: Sequence[int], start: int) -> None:
+        """Add a task: a run of blocks, the first of whose keys has position `start`, and who looks at it."""
+        self.num_members.append(len(queries))
+        self.num_blocks.append(len(block_ids))
+        self.run_starts.append(start)
+        self.blocks += block_ids
+        self.members += [query.token for query in queries]
+        self.first_keys += [query.first_key - start for query in queries]
+        self.stop_keys += [query.stop_key - start for query in queries]
 
 
-def _tasks(
-    sequences: Sequence[PagedSequence], block_size: int, max_members: int, window: int | None
-) -> Iterator[_Task]:
-    """Yield the runs that cover what each sequence sees: a prefix that some share once for all of them, as far as a
-    task has room for them; the largest first, since they are handed to threads in this order."""
-    firsts = [0 if window is None else max(0, sequence.num_tokens - window) for sequence in sequences]
-    whole = [index for index, first in enumerate(firsts) if first == 0]
-    groups = find_prefix_groups(PagedBatch(tuple(sequences[index] for index in whole), block_size))
-    for group in groups:
+def plan_step(batch: PagedBatch, queries_per_kv_head: int, window: int | None, *, shares_prefixes: bool) -> StepPlan:
+    """Plan all queries of a step. A window of w leaves w keys to each, its own included. With `shares_prefixes`, blocks
+    that several sequences begin with are read once for all of them; without, where a query's keys are cut depends on
+    their positions alone, and so its bits do."""
+    tables = _Tables()
+    starts = [0, *accumulate(sequence.num_new for sequence in batch.sequences)]
+    queries = [_queries(start, s, window) for start, s in zip(starts, batch.sequences, strict=False)]
+    most = MAX_ROWS // queries_per_kv_head
+    behind = [0] * len(queries)  # by sequence: its first key that no shared run has
+    for members, block_ids in _shared_runs(batch, window) if shares_prefixes else ():
+        looking = [query for index in members for query in queries[index]]
+        stop = len(block_ids) * batch.block_size
+        for first in range(0, len(looking), most):
+            _add_split(tables, looking[first : first + most], block_ids, 0, stop, batch.block_size)
+        for index in members:
+            behind[index] = stop
+    for own, sequence, start in zip(queries, batch.sequences, behind, strict=True):
+        for first in range(0, len(own), most):
+            looking = own[first : first + most]
+            begin = max(start, looking[0].first_key)
+            _add_split(tables, looking, sequence.block_ids, begin, looking[-1].stop_key, batch.block_size)
+    positions = [query.stop_key - 1 for own in queries for query in own]
+    return _packed(tables, positions, batch.block_size)
+
+
+def _queries(start: int, sequence: PagedSequence, window: int | None) -> list[_Query]:
+    stops = range(sequence.num_context + 1, sequence.num_tokens + 1)
+    return [
+        _Query(start + index, 0 if window is None else max(0, stop - window), stop) for index, stop in enumerate(stops)
+    ]
+
+
+def _shared_runs(batch: PagedBatch, window: int | None) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Yield sequences that begin with the same blocks, and these: of those whose window hides nothing."""
+    whole = [i for i, sequence in enumerate(batch.sequences) if window is None or sequence.num_tokens <= window]
+    for group in find_prefix_groups(PagedBatch(tuple(batch.sequences[i] for i in whole), batch.block_size)):
         members = [whole[index] for index in group.members]
-        block_ids = sequences[members[0]].block_ids[: group.num_blocks]
-        shared = group.num_blocks * block_size
-        for index in range(0, len(members), max_members):
-            yield from _split(members[index : index + max_members], block_ids, 0, shared, block_size)
-        for member in members:
-            firsts[member] = shared
-    for index, sequence in enumerate(sequences):
-        yield from _split([index], sequence.block_ids, firsts[index], sequence.num_tokens, block_size)
+        yield members, batch.sequences[members[0]].block_ids[: group.num_blocks]
 
 
-def _split(
-    members: Sequence[int], block_ids: Sequence[int], first_key: int, stop_key: int, block_size: int
-) -> Iterator[_Task]:
-    """Yield tasks over keys [first_key, stop_key) of the blocks, cut at multiples of SPLIT_KEYS."""
+def _add_split(
+    tables: _Tables, queries: Sequence[_Query], block_ids: Sequence[int], first_key: int, stop_key: int, block_size: int
+) -> None:
+    """Add tasks over keys [first_key, stop_key) of a sequence's blocks, cut at multiples of SPLIT_KEYS."""
     step = -(-SPLIT_KEYS // block_size) * block_size
-    for start in range(first_key // step * step, stop_key, step):
-        first, stop = max(first_key, start), min(stop_key, start + step)
+    for cut in range(first_key // step * step, stop_key, step):
+        first, stop = max(first_key, cut), min(stop_key, cut + step)
+        looking = [
+            _Query(query.token, max(query.first_key, first), min(query.stop_key, stop))
+            for query in queries
+            if query.first_key < stop and query.stop_key > first
+        ]
         first_block = first // block_size
-        skipped = first_block * block_size
-        yield _Task(members, block_ids[first_block : -(-stop // block_size)], first - skipped, stop - skipped, skipped)
+        tables.add(looking, block_ids[first_block : -(-stop // block_size)], first_block * block_size)
+
+
+def _packed(tables: _Tables, positions: Sequence[int], block_size: int) -> StepPlan:
+    tokens = np.array(tables.members, np.int64)
+    starts = np.repeat(np.array(tables.run_starts, np.int64), tables.num_members)
+    by_name: dict[str, Sequence[int] | NDArray[np.int64]] = {
+        "positions": positions,
+        "token_parts": np.concatenate(([0], np.bincount(tokens, minlength=len(positions)).cumsum())),
+        "parts": np.lexsort((starts, tokens)),
+        "task_members": [0, *accumulate(tables.num_members)],
+        "members": tokens,
+        "first_keys": tables.first_keys,
+        "stop_keys": tables.stop_keys,
+        "task_blocks": [0, *accumulate(tables.num_blocks)],
+        "blocks": tables.blocks,
+        "run_starts": tables.run_starts,
+    }
+    arrays = [np.asarray(by_name[name], np.int64) for name in _TABLES]
+    joined = np.concatenate(arrays)
+    offsets = [0, *accumulate(len(array) for array in arrays)][:-1]
+    pointers = (joined.ctypes.data + offset * joined.itemsize for offset in offsets)
+    counts = (len(positions), len(tables.num_members), len(tokens), block_size)
+    return StepPlan(PlanStruct(*counts, *pointers), joined, len(positions), len(tokens))

@@ -13,15 +13,25 @@ INLINE __m512 load_bf16(const bf16 *from) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
 }
 
+/* The elements that a mask leaves; zeros in the places of others. */
+INLINE __m512 load_some_bf16(const bf16 *from, __mmask16 mask) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
+}
+
+INLINE void store_some_bf16(bf16 *to, __mmask16 mask, __m512 x) {
+    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
+}
+
 INLINE void store_bf16(bf16 *to, __m512 x) {
     _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
 }
 
-/* e**x by a polynomial in the fraction of x log2(e): 2 units in the last place; NaN stays NaN, -inf becomes 0. */
+/* e**x by a polynomial in the fraction of x log2(e): 2 units in the last place; NaN stays NaN. What would be below 2**-125
+ * is 0: numbers with fewer digits than others take a processor a hundred times as long. */
 INLINE __m512 exp_ps(__m512 x) {
-    const __m512 scaled = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
-    /* The bound first: of two operands, max returns the second where one is NaN. */
-    const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(200.0f), _mm512_max_ps(_mm512_set1_ps(-200.0f), scaled));
+    const __m512 scaled = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), least = _mm512_set1_ps(-125.0f);
+    /* The bound first: of two operands, min returns the second where one is NaN. */
+    const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(200.0f), scaled);
     const __m512 whole = _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 f = _mm512_sub_ps(bounded, whole);
     __m512 y = _mm512_set1_ps(1.5403530e-4f); /* (ln 2)**n / n!, from n = 6 down */
@@ -31,5 +41,5 @@ INLINE __m512 exp_ps(__m512 x) {
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.4022651e-1f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.9314718e-1f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(y, whole);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(scaled, least, _CMP_NLT_UQ), y, whole);
 }

@@ -14,20 +14,20 @@ import click
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from torch.nn import functional
 
+from engine.linears import NativeLinear, PackedLinear
 from kernels import ops
 from kernels.native.building import NativeBuild
-from kernels.native.decoding import NativeDecode
-from kernels.native.library import NativeKernels
+from kernels.native.library import AttentionHeads, NativeKernels
+from kernels.native.planning import plan_step
+from kernels.native.tiles import TiledMatrix, struct_of_cache, tiled_keys, tiled_values
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.score_rules import ScoreRules
 from scripts.gpu_checks.benchmark import BLOCK_SIZE, decodes, measure
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 9, 3, 64  # SmolLM2-135M's
-HIDDEN, INTERMEDIATE, EPS = 576, 1_536, 1e-5
-ROWS = 32
+HIDDEN, INTERMEDIATE, LAYERS = 576, 1_536, 30
+ROWS, CHUNK = 32, 512
 COMPILE_SECONDS = 120.0
 WARM_UPS, REPETITIONS = 5, 50
 COPIED_BYTES = 1 << 28
@@ -74,16 +74,18 @@ def kernels(as_json: bool) -> None:
 
 
 def _timings(native: NativeKernels) -> Iterator[Timing]:
+    for rows in (1, ROWS, CHUNK):
+        for name, depth, num_columns in (("gate and up", HIDDEN, 2 * INTERMEDIATE), ("down", INTERMEDIATE, HIDDEN)):
+            yield _linear(native, f"{name}: {rows} rows, {depth} to {num_columns}", rows, depth, num_columns)
+    chunk = (PagedSequence(range(CHUNK // BLOCK_SIZE), 0, CHUNK),)
     for name, sequences in {
-        "attention: 32 decodes of 350 tokens": decodes(32, 350),
-        "attention: 32 decodes, 4 documents of 768 by 8": _by_documents(4, 8, 768, 100),
-        "attention: 4 decodes of 8,000 tokens": decodes(4, 8_000),
-        "attention: 1 decode of 8,000 tokens": decodes(1, 8_000),
+        "32 decodes of 350 tokens": decodes(32, 350),
+        "32 decodes, 4 documents of 768 by 8": _by_documents(4, 8, 768, 100),
+        "4 decodes of 8,000 tokens": decodes(4, 8_000),
+        "1 decode of 8,000 tokens": decodes(1, 8_000),
+        f"a chunk of {CHUNK}": chunk,
     }.items():
-        yield _attention(native, name, sequences)
-    yield _rms_norm(native)
-    yield _silu_mul(native)
-    yield _rotate_and_store(native)
+        yield _attention(native, f"attention: {name}", sequences)
 
 
 def _by_documents(num_documents: int, readers: int, shared_tokens: int, own_tokens: int) -> tuple[PagedSequence, ...]:
@@ -101,66 +103,36 @@ def _attention(native: NativeKernels, name: str, sequences: tuple[PagedSequence,
     num_blocks = 1 + max(max(sequence.block_ids) for sequence in sequences)
     memory = torch.randn(2, NUM_KV_HEADS, num_blocks, BLOCK_SIZE, HEAD_DIM).bfloat16()
     key_cache, value_cache = memory.permute(0, 2, 3, 1, 4)
-    query = torch.randn(len(sequences), NUM_HEADS, HEAD_DIM).bfloat16()
-    rules = ScoreRules(HEAD_DIM**-0.5)
-
-    def attend(kernel: NativeDecode | None) -> Callable[[], Tensor]:
-        plan = ops.plan_attention(
-            PagedBatch(sequences, BLOCK_SIZE),
-            num_heads=NUM_HEADS,
-            num_kv_heads=NUM_KV_HEADS,
-            dtype=torch.bfloat16,
-            device=torch.device("cpu"),
-            native=kernel,
-        )
-        return lambda: ops.paged_attention(query, key_cache, value_cache, plan, rules)
-
+    query = torch.randn(sum(sequence.num_new for sequence in sequences), NUM_HEADS, HEAD_DIM).bfloat16()
+    rules, batch = ScoreRules(HEAD_DIM**-0.5), PagedBatch(sequences, BLOCK_SIZE)
+    by_torch = ops.plan_attention(
+        batch,
+        num_heads=NUM_HEADS,
+        num_kv_heads=NUM_KV_HEADS,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    keys, values = tiled_keys(key_cache), tiled_values(value_cache)
+    plan = plan_step(batch, NUM_HEADS // NUM_KV_HEADS, None, shares_prefixes=True)
+    heads = AttentionHeads.of(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, rules)
     # Each block once, whoever shares it.
     num_read = len({block for sequence in sequences for block in sequence.block_ids})
-    num_bytes = num_read * BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM * 2 * 2
-    return _compared(name, attend(NativeDecode(native, NUM_HEADS, NUM_KV_HEADS)), attend(None), num_bytes)
-
-
-def _rms_norm(native: NativeKernels) -> Timing:
-    x, weight = torch.randn(ROWS, HIDDEN).bfloat16(), torch.randn(HIDDEN).bfloat16()
     return _compared(
-        f"RMSNorm: {ROWS} rows of {HIDDEN}",
-        partial(native.rms_norm, x, weight, EPS),
-        lambda: functional.rms_norm(x, (HIDDEN,), weight, EPS),
-        2 * x.nbytes,
+        name,
+        partial(native.attention, query, struct_of_cache(keys, values, HEAD_DIM), plan, heads),
+        lambda: ops.paged_attention(query, key_cache, value_cache, by_torch, rules),
+        num_read * BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM * 2 * 2,
     )
 
 
-def _silu_mul(native: NativeKernels) -> Timing:
-    gate_up = torch.randn(ROWS, 2 * INTERMEDIATE).bfloat16()
-
-    def by_torch() -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
-
-    name = f"SiLU times up: {ROWS} rows of {INTERMEDIATE}"
-    return _compared(name, partial(native.silu_mul, gate_up), by_torch, gate_up.nbytes * 3 // 2)
-
-
-def _rotate_and_store(native: NativeKernels) -> Timing:
-    num_rotated = NUM_HEADS + NUM_KV_HEADS
-    qkv = torch.randn(ROWS, num_rotated + NUM_KV_HEADS, HEAD_DIM).bfloat16()
-    cos, sin = torch.randn(2, ROWS, HEAD_DIM).bfloat16()
-    memory = torch.zeros(2, NUM_KV_HEADS, 64, BLOCK_SIZE, HEAD_DIM, dtype=torch.bfloat16)
-    key_cache, value_cache = memory.permute(0, 2, 3, 1, 4)
-    slots = torch.randperm(64 * BLOCK_SIZE)[:ROWS]
-
-    def by_torch() -> None:
-        plain, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
-        rotated = torch.addcmul(plain * cos[:, None], plain.roll(HEAD_DIM // 2, dims=-1), sin[:, None])
-        ops.store_kv(rotated[:, NUM_HEADS:], value, key_cache, value_cache, slots)
-
-    return _compared(
-        f"rotary embedding and store: {ROWS} rows",
-        partial(native.rotate_and_store, qkv, NUM_HEADS, cos, sin, key_cache, value_cache, slots),
-        by_torch,
-        2 * qkv.nbytes,
-    )
+def _linear(native: NativeKernels, name: str, num_rows: int, depth: int, num_columns: int) -> Timing:
+    """Many layers in turn, since a model's weights do not stay in the processor's cache."""
+    weights = [torch.randn(num_columns, depth).bfloat16() for _ in range(LAYERS)]
+    x = torch.randn(num_rows, depth).bfloat16()
+    layers = [NativeLinear(native, TiledMatrix.of(weight, None)) for weight in weights]
+    packed = [PackedLinear(weight, None) for weight in weights]
+    num_bytes = LAYERS * 2 * (num_columns * depth + num_rows * (depth + num_columns))
+    return _compared(name, lambda: [layer(x) for layer in layers], lambda: [layer(x) for layer in packed], num_bytes)
 
 
 def _compared(name: str, ours: Callable[[], object], theirs: Callable[[], object], num_bytes: int) -> Timing:

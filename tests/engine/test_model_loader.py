@@ -8,8 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
 from engine.attention_layers import UnsupportedModel
-from engine.fused_layer import FusedLayer, NativeLayer
+from engine.fused_layer import FusedLayer
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
+from engine.native_layer import NativeLayer
 from kernels.native.building import NativeBuild
 from kernels.native.toolchain import find_compiler, is_supported
 from tests.engine.tiny_configs import SERVED, SIZES
@@ -231,7 +232,12 @@ def test_decoder_layers_get_c_kernels_where_they_fit(tmp_path: Path) -> None:
     if not is_supported() or find_compiler() is None:
         pytest.skip("this machine has no AVX-512 bfloat16, or no C compiler")
     assert NativeBuild(tmp_path / "cache").wait(COMPILE_SECONDS), "loading does not wait so long"
-    fitting = SIZES | {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    fitting = SIZES | {
+        "hidden_size": 128,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     configs = {
         "fits": LlamaConfig(**fitting),
         "width": LlamaConfig(**(fitting | {"intermediate_size": 40})),

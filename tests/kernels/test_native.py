@@ -1,22 +1,22 @@
-"""The C kernels against their oracles, where this machine can compile and run them."""
+"""The C kernels against their oracles, where this machine can compile and run them: with the processor's matrix tiles,
+where it has them, and with vectors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from ctypes import c_float
 from dataclasses import replace
-from itertools import accumulate
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels import ops, reference
-from kernels.cpu_plan import FEW_QUERIES
-from kernels.native import building
+from kernels import reference
+from kernels.native.attending import NativePlan
 from kernels.native.building import NativeBuild
-from kernels.native.decoding import NativeDecode
-from kernels.native.library import NativeKernels
-from kernels.native.planning import SPLIT_KEYS, is_served
+from kernels.native.library import AttentionHeads, LayerStruct, NativeKernels, NormStruct, RoomStruct, StepStruct
+from kernels.native.planning import SPLIT_KEYS, is_served, plan_step
+from kernels.native.tiles import TiledMatrix, row_tiles_size, struct_of_cache, tiled_keys, tiled_values
 from kernels.native.toolchain import is_supported
+from kernels.paged_batch import PagedBatch
 from kernels.score_rules import ScoreRules
 from tests.kernels.cases import LAYOUTS, AttentionCase, Heads, SequenceLayout, build_case
 
@@ -30,25 +30,23 @@ HEADS = {
     "mqa-128": Heads(32, 1, 128),
     "mha-256": Heads(2, 2, 256),
 }
+LAYOUTS_HERE = LAYOUTS | {
+    "drafts": (
+        SequenceLayout(70, 5),
+        SequenceLayout(0, 3),
+        *(SequenceLayout(130 + n, 1 + n, (("document", 128),)) for n in range(4)),
+        SequenceLayout(15, 8),
+    ),
+    "long chunk": (SequenceLayout(75, 300), SequenceLayout(64, 1)),
+}
 
 
-DRAFTS = (
-    SequenceLayout(70, 5),
-    SequenceLayout(0, 3),
-    *(SequenceLayout(130 + n, 1 + n, (("document", 128),)) for n in range(4)),
-    SequenceLayout(15, FEW_QUERIES),
-)
-
-
-def layouts_of(name: str) -> Sequence[SequenceLayout]:
-    return DRAFTS if name == "drafts" else LAYOUTS[name]
-
-
-@pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
+@pytest.fixture(scope="module", params=["tiles", "vectors"])
+def native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
     if not is_supported():
         pytest.skip("this processor has no AVX-512 bfloat16")
-    kernels = NativeBuild(tmp_path_factory.mktemp("native")).wait(COMPILE_SECONDS)
+    folder = tmp_path_factory.mktemp("native")
+    kernels = NativeBuild(folder, uses_tiles=request.param == "tiles").wait(COMPILE_SECONDS)
     if kernels is None:
         pytest.skip("this machine has no C compiler for it")
     return kernels
@@ -67,68 +65,45 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def heads_first_caches(case: AttentionCase) -> list[Tensor]:
-    """Return K and V as the engine has them on a CPU."""
-    return [cache.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for cache in (case.key_cache, case.value_cache)]
-
-
-def attend(native: NativeKernels, case: AttentionCase) -> Tensor:
+def attend(native: NativeKernels, case: AttentionCase, *, shares_prefixes: bool = True) -> Tensor:
     """Attend with queries that are a view of wider rows."""
     num_tokens, num_heads, head_dim = case.query.shape
     num_kv_heads = case.key_cache.shape[2]
-    key_cache, value_cache = heads_first_caches(case)
+    assert is_served(num_heads, num_kv_heads, head_dim)
+    keys, values = tiled_keys(case.key_cache), tiled_values(case.value_cache)
     wide = torch.full((num_tokens, num_heads + 2, head_dim), torch.nan, dtype=torch.bfloat16)
     wide[:, :num_heads] = case.query
-    assert is_served(num_heads, num_kv_heads, head_dim)
-    plan = ops.plan_attention(
-        case.batch,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-        window=case.rules.window,
-        native=NativeDecode(native, num_heads, num_kv_heads),
-    )
-    return ops.paged_attention(wide[:, :num_heads], key_cache, value_cache, plan, case.rules)
-
-
-def test_queries_with_their_heads_first(native: NativeKernels) -> None:
-    case = build_case(LAYOUTS["shared"], HEADS["gqa-64"], 16, torch.bfloat16)
-    heads_first = case.query.transpose(0, 1).contiguous().transpose(0, 1)
-    plan = NativeDecode(native, 9, 3).plan(list(enumerate(case.batch.sequences)), 16, None)
-    key_cache, value_cache = heads_first_caches(case)
-    output = torch.empty_like(case.query)
-    plan.attend(heads_first, key_cache, value_cache, case.rules, output)
-    assert torch.equal(output, attend(native, case))
+    per_head = num_heads // num_kv_heads
+    plan = plan_step(case.batch, per_head, case.rules.window, shares_prefixes=shares_prefixes)
+    heads = AttentionHeads.of(num_heads, num_kv_heads, head_dim, case.rules)
+    return native.attention(wide[:, :num_heads], struct_of_cache(keys, values, head_dim), plan, heads)
 
 
 def assert_equals_reference(native: NativeKernels, case: AttentionCase) -> None:
-    """Compare what the kernel computed; what comes of longer chunks is torch's and rounded more often."""
     expected = reference.paged_attention(case.query, case.key_cache, case.value_cache, case.batch, case.rules)
     found = attend(native, case)
     assert found.isfinite().all()
-    starts = accumulate((sequence.num_new for sequence in case.batch.sequences), initial=0)
-    shares = zip(starts, case.batch.sequences, strict=False)
-    rows = [start + i for start, s in shares if s.num_new <= FEW_QUERIES for i in range(s.num_new)]
-    torch.testing.assert_close(found[rows], expected[rows], rtol=ROUNDING, atol=1e-2)
+    torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=1e-2)
 
 
-@pytest.mark.parametrize("block_size", [1, 8, 16, 32])
+@pytest.mark.parametrize("block_size", [16, 32, 48])
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("layout", [*LAYOUTS, "drafts"])
+@pytest.mark.parametrize("layout", LAYOUTS_HERE)
 def test_attention_equals_reference(native: NativeKernels, layout: str, heads: str, block_size: int) -> None:
-    assert_equals_reference(native, build_case(layouts_of(layout), HEADS[heads], block_size, torch.bfloat16))
+    assert_equals_reference(native, build_case(LAYOUTS_HERE[layout], HEADS[heads], block_size, torch.bfloat16))
 
 
 RULES = {
     "window-1": ScoreRules(0.17, window=1),
     "window-20": ScoreRules(0.17, window=20),
     "window-100": ScoreRules(0.17, window=100),
+    "softcap": ScoreRules(0.5, softcap=3.0),
     "sinks": ScoreRules(0.17, sinks=torch.linspace(-2.0, 3.0, 9)),
     "slopes": ScoreRules(0.17, slopes=torch.logspace(-0.5, -8, 9, base=2.0)),
     "all": ScoreRules(
         0.5,
         window=33,
+        softcap=5.0,
         sinks=torch.linspace(3.0, -2.0, 9),
         slopes=torch.logspace(-1, -9, 9, base=2.0),
     ),
@@ -136,15 +111,16 @@ RULES = {
 
 
 @pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("layout", ["decodes", "window", "shared", "nested", "drafts"])
+@pytest.mark.parametrize("layout", ["decodes", "chunks", "window", "shared", "nested", "drafts", "long chunk"])
 def test_rules_equal_reference(native: NativeKernels, layout: str, rules: str) -> None:
-    case = build_case(layouts_of(layout), HEADS["gqa-64"], 16, torch.bfloat16)
+    case = build_case(LAYOUTS_HERE[layout], HEADS["gqa-64"], 16, torch.bfloat16)
     assert_equals_reference(native, replace(case, rules=RULES[rules]))
 
 
 LONG = (
     *(SequenceLayout(SPLIT_KEYS + 480 + n, 1, (("document", SPLIT_KEYS + 320),)) for n in (1, 90)),
     SequenceLayout(2 * SPLIT_KEYS + 5, 1),
+    SequenceLayout(SPLIT_KEYS - 20, 50),
 )
 
 
@@ -156,19 +132,25 @@ def test_long_sequences_are_split(native: NativeKernels, window: int | None) -> 
 
 
 def test_groups_that_are_larger_than_a_task(native: NativeKernels) -> None:
-    layouts = tuple(SequenceLayout(130 + n, 1, (("document", 128),)) for n in range(25))
+    layouts = tuple(SequenceLayout(130 + n, 1, (("document", 128),)) for n in range(50))
     assert_equals_reference(native, build_case(layouts, HEADS["gqa-64"], 16, torch.bfloat16))
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_row_is_the_same_in_any_batch(native: NativeKernels) -> None:
-    layouts = tuple(SequenceLayout(n, 1) for n in (300, 5, 1500, 64, 63, 65))
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_row_is_the_same_in_any_batch_and_chunk(native: NativeKernels, window: int | None) -> None:
+    layouts = tuple(SequenceLayout(n, m) for n, m in ((300, 1), (5, 1), (1500, 1), (64, 1), (63, 60), (0, 1100)))
     case = build_case(layouts, HEADS["gqa-64"], 16, torch.bfloat16)
-    together = attend(native, case)
-    for index, sequence in enumerate(case.batch.sequences):
-        batch = replace(case.batch, sequences=(sequence,))
-        alone = attend(native, replace(case, query=case.query[index : index + 1], batch=batch))
-        assert torch.equal(alone[0], together[index])
+    case = replace(case, rules=ScoreRules(0.17, window=window))
+    together = attend(native, case, shares_prefixes=False)
+    start = 0
+    for sequence in case.batch.sequences:
+        for index in {0, sequence.num_new // 2, sequence.num_new - 1}:
+            single = replace(sequence, num_context=sequence.num_context + index, num_new=1)
+            query = case.query[start + index : start + index + 1]
+            alone = attend(native, replace(case, query=query, batch=PagedBatch((single,), 16)), shares_prefixes=False)
+            assert torch.equal(alone[0], together[start + index])
+        start += sequence.num_new
 
 
 def test_what_is_not_finite_stays_in_its_row(native: NativeKernels) -> None:
@@ -184,63 +166,117 @@ def test_what_is_not_finite_stays_in_its_row(native: NativeKernels) -> None:
     assert torch.equal(found[others], sound[others])
 
 
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("shape", [(1, 16), (3, 48), (1, 7, 576), (130, 576)])
-def test_rms_norm(native: NativeKernels, shape: tuple[int, ...]) -> None:
-    x = (torch.randn(shape) * torch.logspace(-3, 3, shape[-1])).bfloat16()
-    weight = torch.randn(shape[-1]).bfloat16()
-    expected = reference.rms_norm(x, weight, 1e-5)
-    torch.testing.assert_close(native.rms_norm(x, weight, 1e-5), expected, rtol=2 * ROUNDING, atol=0)
+def test_store_and_attend(native: NativeKernels) -> None:
+    """Keys and values come as views with their heads first; the queries' heads are first in memory."""
+    case = build_case(LAYOUTS["mixed"], HEADS["gqa-64"], 16, torch.bfloat16)
+    slots = torch.tensor(case.batch.slot_mapping())
+    key, value = (cache.flatten(0, 1)[slots] for cache in (case.key_cache, case.value_cache))
+    key_cache, value_cache = (
+        cache.flatten(0, 1).index_fill(0, slots, torch.nan).view_as(cache)
+        for cache in (case.key_cache, case.value_cache)
+    )
+    keys, values = tiled_keys(key_cache), tiled_values(value_cache)
+    plan = NativePlan(native, plan_step(case.batch, 3, None, shares_prefixes=True))
+    query, key, value = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (case.query, key, value))
+    output = plan.store_and_attend(query, key, value, struct_of_cache(keys, values, 64), slots, case.rules)
+    assert torch.equal(output, attend(native, case))
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("shape", [(1, 32), (1, 5, 3072), (70, 3072)])
-def test_silu_mul(native: NativeKernels, shape: tuple[int, ...]) -> None:
-    gate_up = (torch.randn(shape) * 8).bfloat16()
-    gate_up[..., :4] = torch.tensor([-1e30, 1e30, -90.0, torch.nan]).bfloat16()
-    expected = reference.silu_mul(gate_up)
-    torch.testing.assert_close(native.silu_mul(gate_up), expected, rtol=2 * ROUNDING, atol=1e-30, equal_nan=True)
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 16, 17, 32, 50, 300])
+@pytest.mark.parametrize(("depth", "num_columns"), [(576, 960), (33, 15), (64, 17), (1536, 576), (40, 300)])
+def test_linear(native: NativeKernels, num_rows: int, depth: int, num_columns: int) -> None:
+    weight, bias = torch.randn(num_columns, depth).bfloat16(), torch.randn(num_columns).bfloat16()
+    x = torch.randn(2, num_rows, depth).bfloat16()
+    for some_bias in (None, bias):
+        matrix = TiledMatrix.of(weight, some_bias)
+        exact = torch.nn.functional.linear(x.double(), weight.double(), None if some_bias is None else bias.double())
+        found = native.linear(x, matrix, matrix.struct(), torch.float32)
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+        rounded = native.linear(x, matrix, matrix.struct(), torch.bfloat16)
+        assert torch.equal(rounded, found.bfloat16())
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize(("num_tokens", "heads"), [(1, Heads(9, 3, 64)), (5, Heads(2, 1, 32)), (90, Heads(8, 8, 128))])
-def test_rotate_and_store(native: NativeKernels, num_tokens: int, heads: Heads) -> None:
-    num_all, dim = heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim
-    qkv = torch.randn(num_tokens, num_all, dim).bfloat16()
-    cos, sin = torch.randn(2, num_tokens, dim).bfloat16()
-    memory = torch.zeros(2, heads.num_kv_heads, 12, 16, dim, dtype=torch.bfloat16)
-    key_cache, value_cache = memory.permute(0, 2, 3, 1, 4)
-    slots = torch.randperm(12 * 16)[:num_tokens]
-    query, key, value = qkv.split([heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
-    expected = torch.zeros_like(memory).permute(0, 2, 3, 1, 4)
-    reference.store_kv(reference.rotate(key, cos, sin), value, expected[0], expected[1], slots)
-    rotated = reference.rotate(query, cos, sin)
-    native.rotate_and_store(qkv, heads.num_heads, cos, sin, key_cache, value_cache, slots)
-    torch.testing.assert_close(qkv[:, : heads.num_heads], rotated, rtol=ROUNDING, atol=1e-2)
-    torch.testing.assert_close(key_cache, expected[0], rtol=ROUNDING, atol=1e-2)
-    assert torch.equal(value_cache, expected[1])
+def test_a_row_of_a_product_does_not_depend_on_the_others(native: NativeKernels) -> None:
+    matrix = TiledMatrix.of(torch.randn(960, 576).bfloat16(), None)
+    x = torch.randn(200, 576).bfloat16()
+    together = native.linear(x, matrix, matrix.struct(), torch.float32)
+    x[7] = torch.nan
+    for rows in (slice(0, 1), slice(3, 7), slice(100, 131)):
+        assert torch.equal(native.linear(x[rows], matrix, matrix.struct(), torch.float32), together[rows])
+    assert torch.equal(native.linear(x, matrix, matrix.struct(), torch.float32)[8:], together[8:])
 
 
-def test_a_compiled_file_is_found_again(native: NativeKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is not None
-    monkeypatch.setattr(building, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is not None
-    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+def test_interleaved_columns() -> None:
+    weight, bias = torch.arange(64.0).repeat(32, 1).T.bfloat16(), torch.arange(64.0).bfloat16()
+    order = [16 * half + 32 * which + column for half in (0, 1) for which in (0, 1) for column in range(16)]
+    expected = TiledMatrix.of(weight[order], bias[order])
+    found = TiledMatrix.of(weight, bias).interleaved()
+    assert torch.equal(found.tiles, expected.tiles)
+    assert found.bias is not None
+    assert torch.equal(found.bias, bias[order])
 
 
-def test_a_damaged_file_is_compiled_again(native: NativeKernels, tmp_path: Path) -> None:
-    assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is not None
-    (compiled,) = tmp_path.iterdir()
-    compiled.unlink()
-    compiled.write_bytes(b"\x7fELF cut short")
-    assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is not None
+LAYER_HEADS = {"gqa-64": Heads(9, 3, 64), "gqa-32": Heads(4, 2, 32), "mha-128": Heads(2, 2, 128)}
 
 
-@pytest.mark.parametrize("compiler", ["missing", "broken"])
-def test_without_a_compiler_there_are_none(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if compiler == "broken":
-        (tmp_path / "cc").write_text('#!/bin/sh\necho cc 1.0\ntest "$1" = --version\n')
-        (tmp_path / "cc").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(building, "is_supported", lambda: True)
-    assert NativeBuild(tmp_path / "cache").wait(COMPILE_SECONDS) is None
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("layout", ["first-token", "mixed", "shared-by-decodes-and-chunks"])
+@pytest.mark.parametrize("heads", LAYER_HEADS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_decoder_layer(native: NativeKernels, layout: str, heads: str, has_bias: bool) -> None:
+    """Against the same layer in float32: K and V written, the hidden states changed in place."""
+    case = build_case(LAYOUTS[layout], LAYER_HEADS[heads], 16, torch.bfloat16)
+    hidden_size, mlp_size = 160, 352
+    (num_tokens, num_heads, dim), num_kv_heads = case.query.shape, case.key_cache.shape[2]
+    num_all = num_heads + 2 * num_kv_heads
+
+    def weights(num_columns: int, depth: int) -> tuple[Tensor, Tensor | None]:
+        bias = torch.randn(num_columns).bfloat16() if has_bias else None
+        return (torch.randn(num_columns, depth) / depth**0.5).bfloat16(), bias
+
+    norms = torch.randn(2, hidden_size).bfloat16()
+    qkv, output = weights(num_all * dim, hidden_size), weights(hidden_size, num_heads * dim)
+    gate_up, down = weights(2 * mlp_size, hidden_size), weights(hidden_size, mlp_size)
+    hidden, (cos, sin) = torch.randn(num_tokens, hidden_size).bfloat16(), torch.randn(2, num_tokens, dim).bfloat16()
+    slots = torch.tensor(case.batch.slot_mapping())
+
+    def linear(x: Tensor, of: tuple[Tensor, Tensor | None]) -> Tensor:
+        return torch.nn.functional.linear(x, of[0].float(), None if of[1] is None else of[1].float())
+
+    exact = hidden.float()
+    heads_of = linear(reference.rms_norm(exact, norms[0].float(), 1e-5), qkv).view(num_tokens, num_all, dim)
+    query, key, value = heads_of.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    key_cache, value_cache = case.key_cache.float(), case.value_cache.float()
+    reference.store_kv(reference.rotate(key, cos.float(), sin.float()), value, key_cache, value_cache, slots)
+    rotated = reference.rotate(query, cos.float(), sin.float())
+    attended = reference.paged_attention(rotated, key_cache, value_cache, case.batch, case.rules)
+    exact += linear(attended.flatten(1), output)
+    exact += linear(reference.silu_mul(linear(reference.rms_norm(exact, norms[1].float(), 1e-5), gate_up)), down)
+
+    keys, values = tiled_keys(case.key_cache), tiled_values(case.value_cache)
+    matrices = [TiledMatrix.of(*of) for of in (qkv, output, gate_up, down)]
+    matrices[2] = matrices[2].interleaved()
+    attention_heads = AttentionHeads.of(num_heads, num_kv_heads, dim, case.rules)
+    plan = plan_step(case.batch, num_heads // num_kv_heads, None, shares_prefixes=True)
+    sizes = (row_tiles_size(num_tokens, width) for width in (hidden_size, num_all * dim, num_heads * dim, mlp_size))
+    room = [torch.full((size,), torch.nan, dtype=torch.bfloat16) for size in sizes]
+    parts = torch.full((attention_heads.num_parts(plan),), torch.nan)
+    native.decoder_layer(
+        LayerStruct(
+            *(NormStruct(norm.data_ptr(), c_float(1e-5)) for norm in norms),
+            *(matrix.struct() for matrix in matrices),
+            attention_heads.struct,
+            hidden_size,
+            mlp_size,
+        ),
+        StepStruct(plan.struct, slots.data_ptr(), cos.data_ptr(), sin.data_ptr()),
+        struct_of_cache(keys, values, dim),
+        RoomStruct(*(tensor.data_ptr() for tensor in (*room, parts))),
+        hidden,
+    )
+    difference = (hidden.float() - exact).square().mean().sqrt()
+    assert difference < 0.02 * exact.std()
+    torch.testing.assert_close(keys, tiled_keys(key_cache.bfloat16()), rtol=0.05, atol=0.1, equal_nan=True)
+    torch.testing.assert_close(values, tiled_values(value_cache.bfloat16()), rtol=0.05, atol=0.1, equal_nan=True)

@@ -52,10 +52,10 @@ class FailingRunner:
         raise DeviceOutOfMemory("failpoint in_step: the device is out of memory")
 
     def _write_nan(self) -> None:
-        """Spoil the KV of the newest computed token of each marked request, as faulty memory would."""
+        """Spoil the block of the newest computed token of each marked request, as faulty memory would."""
         for share in self._plan.scheduled:
             if share.num_computed_tokens and self._markers[share.request.request_id]:
-                block, slot = divmod(share.num_computed_tokens - 1, self._runner.cache.shape.block_size)
+                block = (share.num_computed_tokens - 1) // self._runner.cache.shape.block_size
                 caches, scales = self._runner.cache.layer(0)
                 for cache in caches if scales is None else (scales.key, scales.value):
-                    cache[share.request.block_ids[block], slot] = torch.nan
+                    cache[share.request.block_ids[block]] = torch.nan

@@ -1,0 +1,107 @@
+"""The fused decoder layer as one C kernel, for models in bfloat16 on a CPU."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.fused import RMSNorm
+from engine.fused_layer import Embeddings, FusedLayer, Rotary
+from engine.linears import NativeLinear
+from engine.paged_model import ModelInput
+from kernels.native.attending import NativePlan
+from kernels.native.library import AttentionHeads, LayerStruct, NativeKernels, NormStruct, RoomStruct, StepStruct
+from kernels.native.tiles import TILE_DEPTH, row_tiles_size
+from kernels.score_rules import ScoreRules
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What all layers of one shape share in a step."""
+
+    step: StepStruct
+    room: RoomStruct
+    kept: tuple[Tensor, ...]  # what the structs point into
+
+
+class NativeLayer(FusedLayer):
+    """A layer with RMSNorm and SiLU. Over a cache that is not tiled, its parts are called one by one."""
+
+    def __init__(self, layer: Any, head_dim: int, rules: ScoreRules, rotary: Rotary, native: NativeKernels) -> None:
+        super().__init__(layer, head_dim, rules, rotary)
+        self._native = native
+        # Its own order of columns: see `_gate`.
+        self.gate_up = NativeLinear(native, self.gate_up.matrix.interleaved())
+        self._heads = AttentionHeads.of(self._num_heads, self._num_kv_heads, head_dim, rules)
+        self._hidden_size, self._mlp_size = self.output.matrix.num_columns, self.down.matrix.depth
+        norms = [NormStruct(norm.weight.data_ptr(), norm.eps) for norm in (self.input_norm, self.mlp_norm)]
+        matrices = [linear.matrix.struct() for linear in (self.qkv, self.output, self.gate_up, self.down)]
+        self._layer = LayerStruct(*norms, *matrices, self._heads.struct, self._hidden_size, self._mlp_size)
+
+    def forward(
+        self, hidden: Tensor, *, position_embeddings: Embeddings, model_input: ModelInput, **options: object
+    ) -> Tensor:
+        """hidden: [1, num_tokens, hidden_size], which is changed in place and returned."""
+        plan = model_input.attention.plan_for(self._rules, self._num_heads, self._num_kv_heads)
+        if not isinstance(plan, NativePlan):
+            return super().forward(hidden, position_embeddings=position_embeddings, model_input=model_input)
+        hidden = hidden.contiguous()
+        prepared = self._prepare(plan, position_embeddings, model_input.slot_mapping)
+        tiles = model_input.cache.tiles_of(self.layer_index)
+        self._native.decoder_layer(self._layer, prepared.step, tiles, prepared.room, hidden)
+        return hidden
+
+    def _gate(self, gate_up: Tensor) -> Tensor:
+        """The columns are sixteen of gate, the same of up, and so on."""
+        by_tile = gate_up.unflatten(-1, (-1, 2, 16)).transpose(-3, -2).flatten(-2)
+        return super()._gate(by_tile.flatten(-2))
+
+    def _prepare(self, plan: NativePlan, embeddings: Embeddings, slot_mapping: Tensor) -> _Prepared:
+        sizes = (self._hidden_size, self._mlp_size)
+        prepared = plan.prepared.get((sizes, id(embeddings)))
+        if not isinstance(prepared, _Prepared):
+            prepared = self._prepared(plan, embeddings, slot_mapping)
+            plan.prepared[sizes, id(embeddings)] = prepared
+        return prepared
+
+    def _prepared(self, plan: NativePlan, embeddings: Embeddings, slot_mapping: Tensor) -> _Prepared:
+        cos, sin = (x[0].contiguous() for x in embeddings)
+        num_tokens = plan.step.num_tokens
+        widths = (self._num_all * self._head_dim, self._num_heads * self._head_dim)
+        elements = (
+            row_tiles_size(num_tokens, self._hidden_size),
+            num_tokens * widths[0],
+            row_tiles_size(num_tokens, widths[1]),
+            row_tiles_size(num_tokens, self._mlp_size),
+        )
+        rooms = torch.empty(sum(elements), dtype=torch.bfloat16).split(elements)
+        parts = torch.empty(self._heads.num_parts(plan.step), dtype=torch.float32)
+        pointers = (tensor.data_ptr() for tensor in (slot_mapping, cos, sin))
+        step = StepStruct(plan.step.struct, *pointers)
+        room = RoomStruct(*(tensor.data_ptr() for tensor in (*rooms, parts)))
+        return _Prepared(step, room, (cos, sin, slot_mapping, *embeddings, *rooms, parts))
+
+
+def fits_native(layer: Any, head_dim: int) -> bool:
+    """Whether the C kernel computes a layer's norms, products and activation, and its widths are whole tiles."""
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    linears = (
+        layer.self_attn.q_proj.siblings.linear,
+        layer.self_attn.o_proj,
+        layer.mlp.gate_proj.siblings.linear,
+        layer.mlp.down_proj,
+    )
+    if not all(isinstance(norm, RMSNorm) for norm in norms) or not _is_silu(layer.mlp.act_fn):
+        return False
+    if not all(isinstance(linear, NativeLinear) for linear in linears):
+        return False
+    widths = (head_dim, norms[0].weight.numel(), layer.mlp.gate_proj.siblings.sizes[0])
+    return not any(width % TILE_DEPTH for width in widths)
+
+
+def _is_silu(activation: Any) -> bool:
+    """Judge by what it does: in a layer's output, a similar one would pass for rounding."""
+    probe = torch.linspace(-6, 6, 97)
+    with torch.inference_mode():
+        return torch.allclose(activation(probe), torch.nn.functional.silu(probe), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,284 @@
+/* Attention straight from the blocks: no copy of K is made, and blocks that several sequences share are read once for
+ * all of them.
+ *
+ * A task is a run of blocks and the queries that look at it, of one sequence or of several. It leaves, for each of its
+ * queries and heads, the largest score, the sum of the weights and the weighted values; a query's parts are then merged
+ * in the order of their keys (online softmax, Milakov and Gimelshein 2018). A query's numbers depend on where its keys
+ * are cut, not on which other queries a task has. */
+#pragma once
+
+#include <math.h>
+
+#include "cache.h"
+#include "matrix.h"
+
+#define KEY_TILE 64   /* keys whose scores are in hand at a time */
+#define MAX_ROWS 128  /* query rows, of all heads of a KV head, that a task may have */
+#define MAX_DIM 256   /* of a head */
+#define LINE 32       /* elements of a line of the processor's cache */
+
+/* A step's plan, the same for all layers of one shape of heads and one window. */
+typedef struct {
+    int64_t num_tokens, num_tasks, num_members, block_size;
+    const int64_t *positions;    /* [num_tokens] of each query in its sequence */
+    const int64_t *token_parts;  /* [num_tokens + 1] a query's parts: [token_parts[t], token_parts[t + 1]) of `parts` */
+    const int64_t *parts;        /* [num_members] members, in the order of queries, then keys */
+    const int64_t *task_members; /* [num_tasks + 1] into the next three */
+    const int64_t *members;      /* [num_members] packed tokens */
+    const int64_t *first_keys;   /* [num_members] first key seen, counted in the task's run */
+    const int64_t *stop_keys;    /* [num_members] behind the last key seen */
+    const int64_t *task_blocks;  /* [num_tasks + 1] into `blocks` */
+    const int64_t *blocks;       /* block ids */
+    const int64_t *run_starts;   /* [num_tasks] position of the run's first key in the sequence */
+} Plan;
+
+/* How scores become weights, and the shape of the heads. */
+typedef struct {
+    int64_t num_heads, num_kv_heads, head_dim;
+    float scale, softcap; /* 0 is no softcap */
+    const float *slopes;  /* [num_heads], or null */
+    const float *sinks;   /* [num_heads], or null */
+} Heads;
+
+/* What a task works with. */
+typedef struct {
+    bf16 queries[MAX_ROWS * MAX_DIM];       /* row tiles */
+    bf16 values[KEY_TILE * MAX_DIM];        /* column tiles of [KEY_TILE, head_dim] */
+    bf16 weights[2][KEY_TILE * TILE_ROWS];  /* row tiles, of two times sixteen rows */
+    float scores[KEY_TILE / 32][2][2][256]; /* [pair of groups][row tile][group][16][16] */
+    float sums[MAX_ROWS][MAX_DIM];
+    float largest[MAX_ROWS], totals[MAX_ROWS], rescale[2 * TILE_ROWS];
+    int64_t first_keys[MAX_ROWS], stop_keys[MAX_ROWS], positions[MAX_ROWS];
+    float slopes[MAX_ROWS];
+} __attribute__((aligned(64))) Workspace;
+
+INLINE __m512 softcap_ps(__m512 x, float cap) {
+    /* cap tanh(x / cap), tanh(u) = 1 - 2 / (e**2u + 1) */
+    const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f);
+    const __m512 above = _mm512_add_ps(exp_ps(_mm512_mul_ps(x, _mm512_set1_ps(2.0f / cap))), one);
+    return _mm512_mul_ps(_mm512_set1_ps(cap), _mm512_sub_ps(one, _mm512_div_ps(two, above)));
+}
+
+#define GROUPS (KEY_TILE / GROUP)
+
+/* A row's scores of a tile lie in four runs of sixteen, GROUPS / 2 of them in each product. */
+INLINE float *scores_at(Workspace *w, int row, int group) {
+    return &w->scores[group / 2][row / TILE_ROWS][group % 2][row % TILE_ROWS * GROUP];
+}
+
+/* Do to a row's products what else makes them scores: scale, softcap, slope, mask. */
+INLINE void rule(Workspace *w, const Heads *heads, int first_row, int row, int64_t start, int64_t run_start) {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const int64_t first = w->first_keys[first_row + row] - start, stop = w->stop_keys[first_row + row] - start;
+    for (int c = 0; c < GROUPS; c++) {
+        float *scores = scores_at(w, row, c);
+        __m512 s = _mm512_mul_ps(_mm512_loadu_ps(scores), _mm512_set1_ps(heads->scale));
+        if (heads->softcap != 0.0f)
+            s = softcap_ps(s, heads->softcap);
+        const __m512i keys = _mm512_add_epi32(lanes, _mm512_set1_epi32(c * GROUP));
+        if (heads->slopes) {
+            const int64_t distance = run_start + start - w->positions[first_row + row];
+            const __m512i away = _mm512_add_epi32(keys, _mm512_set1_epi32((int)distance));
+            s = _mm512_fmadd_ps(_mm512_cvtepi32_ps(away), _mm512_set1_ps(w->slopes[first_row + row]), s);
+        }
+        const __mmask16 seen = _mm512_cmpge_epi32_mask(keys, _mm512_set1_epi32(first < 0 ? 0 : (int)first)) &
+                               _mm512_cmplt_epi32_mask(keys, _mm512_set1_epi32(stop > KEY_TILE ? KEY_TILE : (int)stop));
+        _mm512_storeu_ps(scores, _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, s));
+    }
+}
+
+/* Turn the scores of sixteen rows, of which `count` are in use, into weights beside what they have so far; `rescale` is
+ * what that is to be multiplied by. Scores are products times `scale`. */
+INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale) {
+    float found[TILE_ROWS] __attribute__((aligned(64)));
+    for (int r = 0; r < TILE_ROWS; r++)
+        found[r] = -INFINITY;
+    for (int r = 0; r < count; r++) {
+        __m512 most = _mm512_loadu_ps(scores_at(w, row + r, 0));
+        for (int c = 1; c < GROUPS; c++)
+            most = _mm512_max_ps(most, _mm512_loadu_ps(scores_at(w, row + r, c)));
+        found[r] = _mm512_reduce_max_ps(most);
+    }
+    const __m512 before = _mm512_loadu_ps(&w->largest[first_row + row]);
+    const __m512 largest = _mm512_max_ps(before, _mm512_mul_ps(_mm512_load_ps(found), _mm512_set1_ps(scale)));
+    const __m512 nothing = _mm512_set1_ps(-INFINITY);
+    /* A row that has seen nothing finite yet: its weights become 0, or NaN where a score is NaN. */
+    const __m512 base = _mm512_mask_mov_ps(largest, _mm512_cmpeq_ps_mask(largest, nothing), _mm512_setzero_ps());
+    const __m512 rescale = _mm512_maskz_mov_ps(_mm512_cmpneq_ps_mask(before, nothing), exp_ps(_mm512_sub_ps(before, base)));
+    float bases[TILE_ROWS] __attribute__((aligned(64))), totals[TILE_ROWS] __attribute__((aligned(64)));
+    _mm512_store_ps(bases, base);
+    _mm512_store_ps(totals, _mm512_setzero_ps());
+    for (int r = 0; r < count; r++) {
+        __m512 weights[GROUPS];
+        for (int c = 0; c < GROUPS; c++)
+            weights[c] = exp_ps(_mm512_fmsub_ps(_mm512_loadu_ps(scores_at(w, row + r, c)), _mm512_set1_ps(scale),
+                                                _mm512_set1_ps(bases[r])));
+        for (int c = 0; c < GROUPS; c += 2)
+            _mm512_storeu_si512(w->weights[row / TILE_ROWS] + c / 2 * TILE_SIZE + (row % TILE_ROWS + r) * TILE_DEPTH,
+                                (__m512i)_mm512_cvtne2ps_pbh(weights[c + 1], weights[c]));
+        totals[r] = _mm512_reduce_add_ps(
+            _mm512_add_ps(_mm512_add_ps(weights[0], weights[1]), _mm512_add_ps(weights[2], weights[3])));
+    }
+    _mm512_storeu_ps(&w->rescale[row], rescale);
+    _mm512_storeu_ps(&w->largest[first_row + row], largest);
+    _mm512_storeu_ps(&w->totals[first_row + row], _mm512_fmadd_ps(_mm512_loadu_ps(&w->totals[first_row + row]), rescale,
+                                                                  _mm512_load_ps(totals)));
+}
+
+/* One tile of keys for `num_a` row tiles of queries from `first_row` on, `count` rows. `is_plain`: its rows see all of
+ * the tile, and scores are just scaled. */
+INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const int num_a, int count, int64_t start,
+                        int64_t run_start, const bf16 *const keys[GROUPS], int is_plain) {
+    const int64_t dim = heads->head_dim, depth = dim / TILE_DEPTH;
+    const bf16 *queries = w->queries + first_row / TILE_ROWS * depth * TILE_SIZE;
+    for (int pair = 0; pair < GROUPS / 2; pair++)
+        multiply_tiles(queries, depth * TILE_SIZE, num_a, count, keys[2 * pair], keys[2 * pair + 1] - keys[2 * pair], 2,
+                       depth, w->scores[pair][0][0]);
+    if (!is_plain)
+        for (int row = 0; row < count; row++)
+            rule(w, heads, first_row, row, start, run_start);
+    for (int row = 0; row < count; row += TILE_ROWS)
+        weigh(w, first_row, row, count - row < TILE_ROWS ? count - row : TILE_ROWS, is_plain ? heads->scale : 1.0f);
+    for (int64_t d = 0; d < dim; d += 2 * LANES) {
+        float products[4 * 256] __attribute__((aligned(64)));
+        multiply_tiles(w->weights[0], KEY_TILE * TILE_ROWS, num_a, count, w->values + d * KEY_TILE, LANES * KEY_TILE, 2,
+                       KEY_TILE / TILE_DEPTH, products);
+        for (int row = 0; row < count; row++)
+            for (int c = 0; c < 2; c++) {
+                float *sum = &w->sums[first_row + row][d + c * LANES];
+                const float *product = products + (row / TILE_ROWS * 2 + c) * 256 + row % TILE_ROWS * LANES;
+                _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_loadu_ps(sum), _mm512_set1_ps(w->rescale[row]),
+                                                      _mm512_loadu_ps(product)));
+            }
+    }
+}
+
+/* Put the values of a tile's groups beside each other, as column tiles that are KEY_TILE keys deep. */
+INLINE void join_values(Workspace *w, const bf16 *const values[GROUPS], int64_t dim) {
+    for (int c = 0; c < GROUPS; c++)
+        for (int64_t d = 0; d < dim; d += LANES)
+            for (int i = 0; i < TILE_SIZE / 2; i += 2 * LANES)
+                _mm512_storeu_si512(w->values + d * KEY_TILE + c * (TILE_SIZE / 2) + i,
+                                    _mm512_loadu_si512(values[c] + d * GROUP + i));
+}
+
+/* Ask for a group that will be wanted a tile later: blocks are too short for the processor to foresee what follows. */
+INLINE void fetch(const bf16 *group, int64_t dim) {
+    for (int64_t i = 0; i < GROUP * dim; i += LINE)
+        _mm_prefetch((const char *)(group + i), _MM_HINT_T0);
+}
+
+/* Take in the queries of a task's members. Returns the number of rows. */
+INLINE int take_queries(Workspace *w, const Plan *p, const Heads *heads, int64_t task, int64_t kv_head,
+                        const bf16 *query, int64_t query_stride) {
+    const int64_t per_head = heads->num_heads / heads->num_kv_heads, dim = heads->head_dim;
+    int row = 0;
+    for (int64_t member = p->task_members[task]; member < p->task_members[task + 1]; member++)
+        for (int64_t head = kv_head * per_head; head < (kv_head + 1) * per_head; head++, row++) {
+            const bf16 *from = query + p->members[member] * query_stride + head * dim;
+            for (int64_t d = 0; d < dim; d += TILE_DEPTH)
+                _mm512_storeu_si512(in_row_tiles(w->queries, dim, row, d), _mm512_loadu_si512(from + d));
+            memset(w->sums[row], 0, (size_t)dim * sizeof(float));
+            w->largest[row] = -INFINITY;
+            w->totals[row] = 0.0f;
+            w->first_keys[row] = p->first_keys[member];
+            w->stop_keys[row] = p->stop_keys[member];
+            w->positions[row] = p->positions[p->members[member]];
+            w->slopes[row] = heads->slopes ? heads->slopes[head] : 0.0f;
+        }
+    return row;
+}
+
+/* One KV head of one task: fill the parts of its members. */
+static void attend(const Plan *p, const Heads *heads, const Cache *cache, int64_t task, int64_t kv_head,
+                   const bf16 *query, int64_t query_stride, float *parts, Workspace *w) {
+    const int64_t dim = heads->head_dim, per_head = heads->num_heads / heads->num_kv_heads;
+    const int64_t *blocks = p->blocks + p->task_blocks[task], run_start = p->run_starts[task];
+    const int num_rows = take_queries(w, p, heads, task, kv_head, query, query_stride);
+    int64_t first_key = INT64_MAX, stop_key = 0;
+    for (int row = 0; row < num_rows; row++) {
+        first_key = w->first_keys[row] < first_key ? w->first_keys[row] : first_key;
+        stop_key = w->stop_keys[row] > stop_key ? w->stop_keys[row] : stop_key;
+    }
+    const int64_t groups_a_block = p->block_size / GROUP;
+    const int64_t first_group = first_key / GROUP, last_group = (stop_key - 1) / GROUP;
+    /* Tiles begin at multiples of their size in the sequence, wherever the run and the first key of these queries are. */
+    for (int64_t start = (run_start + first_key) / KEY_TILE * KEY_TILE - run_start; start < stop_key; start += KEY_TILE) {
+        const bf16 *keys[GROUPS], *values[GROUPS];
+        for (int c = 0; c < GROUPS; c++) {
+            /* For what none sees, a group that is seen stands in: no weight of 0 stops another sequence's NaN. */
+            int64_t group = start / GROUP + c;
+            group = group < first_group ? first_group : group > last_group ? last_group : group;
+            int64_t slot = blocks[group / groups_a_block] * p->block_size + group % groups_a_block * GROUP;
+            keys[c] = group_at(cache->keys, cache, kv_head, slot, dim);
+            values[c] = group_at(cache->values, cache, kv_head, slot, dim);
+            group = start / GROUP + c + GROUPS;
+            if (group <= last_group) {
+                slot = blocks[group / groups_a_block] * p->block_size + group % groups_a_block * GROUP;
+                fetch(group_at(cache->keys, cache, kv_head, slot, dim), dim);
+                fetch(group_at(cache->values, cache, kv_head, slot, dim), dim);
+            }
+        }
+        join_values(w, values, dim);
+        for (int row = 0; row < num_rows; row += 2 * TILE_ROWS) {
+            const int count = num_rows - row < 2 * TILE_ROWS ? num_rows - row : 2 * TILE_ROWS;
+            int is_seen = 0, is_plain = heads->softcap == 0.0f && !heads->slopes;
+            for (int r = row; r < row + count; r++) {
+                is_seen |= w->first_keys[r] < start + KEY_TILE && w->stop_keys[r] > start;
+                is_plain &= w->first_keys[r] <= start && w->stop_keys[r] >= start + KEY_TILE;
+            }
+            if (is_seen && count > TILE_ROWS)
+                attend_tile(w, heads, row, 2, count, start, run_start, keys, is_plain);
+            else if (is_seen)
+                attend_tile(w, heads, row, 1, count, start, run_start, keys, is_plain);
+        }
+    }
+    for (int row = 0; row < num_rows; row++) {
+        float *part = parts + ((kv_head * p->num_members + p->task_members[task]) * per_head + row) * (dim + 2);
+        part[0] = w->largest[row];
+        part[1] = w->totals[row];
+        memcpy(part + 2, w->sums[row], (size_t)dim * sizeof(float));
+    }
+}
+
+/* Merge a query's parts for one head. Its elements go to `output` as a row of [num_tokens, num_heads * head_dim], or
+ * into row tiles of that. */
+INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t head, const float *parts, bf16 *output,
+                  const int is_tiled) {
+    const int64_t per_head = heads->num_heads / heads->num_kv_heads, dim = heads->head_dim;
+    const int64_t kv_head = head / per_head, first = p->token_parts[token], stop = p->token_parts[token + 1];
+    float largest = heads->sinks ? heads->sinks[head] : -INFINITY;
+    const float *found[stop - first];
+    for (int64_t i = first; i < stop; i++) {
+        found[i - first] = parts + ((kv_head * p->num_members + p->parts[i]) * per_head + head % per_head) * (dim + 2);
+        largest = fmaxf(largest, found[i - first][0]);
+    }
+    float total = heads->sinks ? expf(heads->sinks[head] - largest) : 0.0f, factors[stop - first];
+    for (int64_t i = 0; i < stop - first; i++) {
+        factors[i] = found[i][0] == -INFINITY && found[i][1] == 0.0f ? 0.0f : expf(found[i][0] - largest);
+        total += found[i][1] * factors[i];
+    }
+    const int64_t width = heads->num_heads * dim;
+    for (int64_t d = 0; d < dim; d += LANES) {
+        __m512 sum = _mm512_setzero_ps();
+        for (int64_t i = 0; i < stop - first; i++)
+            sum = _mm512_fmadd_ps(_mm512_loadu_ps(found[i] + 2 + d), _mm512_set1_ps(factors[i]), sum);
+        const int64_t element = head * dim + d;
+        bf16 *to = is_tiled ? in_row_tiles(output, width, token, element) : output + token * width + element;
+        store_bf16(to, _mm512_div_ps(sum, _mm512_set1_ps(total)));
+    }
+}
+
+/* All of a step's attention in one layer. query: [num_tokens, num_heads, head_dim], tokens query_stride elements apart.
+ * parts: room for [num_kv_heads, num_members, num_heads / num_kv_heads, head_dim + 2]. To be called by all threads of a
+ * team that has begun tiles; they leave it together. */
+INLINE void attend_all(const Plan *p, const Heads *heads, const Cache *cache, const bf16 *query, int64_t query_stride,
+                       float *parts, bf16 *output, const int is_tiled) {
+    Workspace w;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t unit = 0; unit < p->num_tasks * heads->num_kv_heads; unit++)
+        attend(p, heads, cache, unit / heads->num_kv_heads, unit % heads->num_kv_heads, query, query_stride, parts, &w);
+#pragma omp for schedule(static)
+    for (int64_t unit = 0; unit < p->num_tokens * heads->num_heads; unit++)
+        merge(p, heads, unit / heads->num_heads, unit % heads->num_heads, parts, output, is_tiled);
+}
