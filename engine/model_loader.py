@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +11,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
 from engine.attention_layers import UnsupportedModel, refuse_other_layers
+from engine.checkpoint_files import UnreadableCheckpoint, read_config
 from engine.engine import ModelIdentity
 from engine.fused import fuse
+from engine.gguf_header import gguf_type
 from engine.layer_replacing import fuse_layers
-from engine.linears import Numerics
+from engine.linears import Numerics, Weights
+from engine.made_once import made_once
 from engine.model_folder import UnsafeFolder, check_folder
 from engine.paged_model import PagedModel
+from engine.quantisation import UnsupportedQuantisation, describe_weights, read_quantisation
+from engine.quantised_checkpoints import dequantised_folder, refuse_lost_biases, refuse_remnants
 from engine.self_test import eager_logits, self_test
 from kernels.native.building import NativeBuild
 from kernels.native.library import NativeKernels
@@ -40,6 +42,16 @@ class LoadedModel:
     model: PagedModel
     identity: ModelIdentity
     folder: str  # hub id or local folder that transformers' AutoTokenizer takes
+    weights: str | None = None  # how they are stored and held, for a person, where that is not as usual
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model in a form that transformers reads."""
+
+    weights: str  # hub id or local folder
+    tokenizer: str  # the same, of its tokenizer
+    stored: str | None = None  # how the weights were quantised, for a person
 
 
 def choose_device(name: str) -> torch.device:
@@ -68,25 +80,44 @@ def load_model(
 ) -> LoadedModel:
     """Load, check and self-test a model.
 
-    A GGUF file is dequantised and converted once, into a folder under `cache_dir`: reading it takes far longer than
-    reading safetensors. Kernels in C are compiled into that folder meanwhile, where the device and the type have use
-    for them. Raises ModelNotFound, or UnsupportedModel with the reason.
+    Quantised weights are dequantised once, into a folder under `cache_dir`, those of a GGUF file and those of a
+    checkpoint: reading them takes far longer than reading safetensors. Kernels in C are compiled into `cache_dir`
+    meanwhile, where the device and the type have use for them. Raises ModelNotFound, or UnsupportedModel with the
+    reason.
     """
     if source.startswith(("/", "./", "../", "~")) and not Path(source).exists():
         raise ModelNotFound(f"model {source!r} does not exist")
     has_use = native_kernels and device.type == "cpu" and dtype is torch.bfloat16 and not numerics.batch_invariant
     build = NativeBuild(cache_dir) if has_use else None
-    folder = str(_convert_gguf(Path(source), dtype, cache_dir)) if source.endswith(".gguf") else source
-    if Path(folder).is_dir():
-        try:
-            check_folder(Path(folder))
-        except UnsafeFolder as error:
-            raise UnsupportedModel(str(error)) from error
-    _refuse_foreign_code(folder)
-    model = _read_weights(source, folder, dtype=dtype, use_safetensors=True)
+    try:
+        plain = _plain_source(source, dtype, cache_dir)
+    except (UnsafeFolder, UnsupportedQuantisation) as error:
+        raise UnsupportedModel(str(error)) from error
+    except (UnreadableCheckpoint, OSError) as error:
+        raise ModelNotFound(f"model {source!r} cannot be loaded: {_first_line(error)}") from error
+    model = _read_weights(source, plain.weights, dtype=dtype, use_safetensors=True)
     native = None if build is None else build.wait(NATIVE_SECONDS)
     paged = _paged(model.to(device), native, numerics)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
-    return LoadedModel(paged, ModelIdentity(source, paged.vocab_size, _stop_token_ids(model)), folder)
+    identity = ModelIdentity(source, paged.vocab_size, _stop_token_ids(model))
+    is_int8 = numerics.weights is Weights.INT8
+    held = describe_weights(plain.stored, str(dtype).removeprefix("torch."), is_int8=is_int8)
+    return LoadedModel(paged, identity, plain.tokenizer, held)
+
+
+def _plain_source(source: str, dtype: torch.dtype, cache_dir: Path) -> Source:
+    """Return what transformers is to read: weights that are quantised are dequantised first, if not yet."""
+    if source.endswith(".gguf"):
+        folder = str(_convert_gguf(Path(source), dtype, cache_dir))
+        name = gguf_type(Path(source))
+        return Source(folder, folder, "GGUF" if name is None else f"GGUF {name}")
+    if Path(source).is_dir():
+        check_folder(Path(source))
+    _refuse_foreign_code(source)
+    quantisation = read_quantisation(read_config(source))
+    if quantisation is None:
+        return Source(source, source)
+    folder = str(dequantised_folder(source, quantisation, dtype, cache_dir))
+    return Source(folder, source, quantisation.name)
 
 
 def _read_weights(source: str, folder: str, **options: Any) -> PreTrainedModel:
@@ -100,6 +131,12 @@ def _read_weights(source: str, folder: str, **options: Any) -> PreTrainedModel:
     model, report = cast("tuple[PreTrainedModel, Mapping[str, Collection[str]]]", loaded)
     if report["missing_keys"]:
         raise ModelNotFound(f"model {source!r} cannot be loaded: it lacks {', '.join(sorted(report['missing_keys']))}")
+    try:
+        refuse_remnants(report["unexpected_keys"])
+        if folder != source and not source.endswith(".gguf"):
+            refuse_lost_biases(Path(folder), report["unexpected_keys"])
+    except UnsupportedQuantisation as error:
+        raise UnsupportedModel(str(error)) from error
     return model
 
 
@@ -158,19 +195,7 @@ def _convert_gguf(path: Path, dtype: torch.dtype, cache_dir: Path) -> Path:
     except OSError as error:
         raise ModelNotFound(f"model {str(path)!r} cannot be read: {error.strerror}") from error
     folder = cache_dir / f"{path.stem}-{digest[:16]}-{str(dtype).removeprefix('torch.')}"
-    if folder.is_dir():
-        return folder
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=cache_dir, prefix=".converting-"))
-    try:
-        _write_converted(path, dtype, partial)
-        os.replace(partial, folder)
-    except OSError:
-        if not folder.is_dir():  # else another process was first; its folder is as good
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
+    return made_once(folder, lambda partial: _write_converted(path, dtype, partial))
 
 
 def _write_converted(path: Path, dtype: torch.dtype, folder: Path) -> None:

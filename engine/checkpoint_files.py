@@ -1,0 +1,103 @@
+"""A checkpoint's safetensors files, of a local folder or of the hub, read a tensor at a time."""
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file
+
+CONFIG_NAME = "config.json"
+
+
+class UnreadableCheckpoint(Exception):
+    """A checkpoint whose files are not there, or damaged."""
+
+
+def find_file(source: str, name: str) -> Path | None:
+    """Return the path of a file of a local folder or, fetched, of a hub id; None of one that it does not have.
+
+    Raises UnreadableCheckpoint.
+    """
+    try:
+        found: str | None = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+    except Exception as error:  # the hub's client has many
+        raise UnreadableCheckpoint(str(error).strip().partition("\n")[0]) from error
+    return None if found is None else Path(found)
+
+
+def read_config(source: str) -> Mapping[str, Any]:
+    """Return the config.json of a local folder or hub id. Raises UnreadableCheckpoint."""
+    path = find_file(source, CONFIG_NAME)
+    try:
+        config = None if path is None else json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise UnreadableCheckpoint(f"its {CONFIG_NAME} is not there, or is no JSON object")
+    return config
+
+
+class CheckpointFiles:
+    """The tensors of a checkpoint by name. A context; files stay open, and mapped, until it is left."""
+
+    def __init__(self, source: str) -> None:
+        """Raises UnreadableCheckpoint."""
+        self._stack = ExitStack()
+        self._open: dict[Path, Any] = {}
+        self._paths = _paths_by_name(source)
+        self.files = sorted(set(self._paths.values()))
+        self.names = frozenset(self._paths)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def in_order(self) -> list[str]:
+        """Return all names, those of one file together."""
+        return sorted(self.names, key=lambda name: (self._paths[name], name))
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor. Raises UnreadableCheckpoint."""
+        try:
+            tensor: Tensor = self._file(self._paths[name]).get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise UnreadableCheckpoint(f"its tensor {name!r} cannot be read: {error}") from error
+        return tensor
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+        return self._open[path]
+
+
+def _paths_by_name(source: str) -> dict[str, Path]:
+    index = find_file(source, SAFE_WEIGHTS_INDEX_NAME)
+    if index is None:
+        path = find_file(source, SAFE_WEIGHTS_NAME)
+        if path is None:
+            raise UnreadableCheckpoint(f"no file named {SAFE_WEIGHTS_NAME}")
+        try:
+            with safe_open(path, framework="pt") as file:
+                return dict.fromkeys(file.keys(), path)
+        except (OSError, SafetensorError) as error:
+            raise UnreadableCheckpoint(f"{path.name} cannot be read: {error}") from error
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+        paths = {name: find_file(source, name) for name in sorted(set(weight_map.values()))}
+        found = {name: path for name, file in weight_map.items() if (path := paths[file]) is not None}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UnreadableCheckpoint(f"{index.name} is no index of weights") from None
+    if len(found) < len(weight_map):
+        missing = next(name for name, path in paths.items() if path is None)
+        raise UnreadableCheckpoint(f"its file {missing} is missing")
+    return found
