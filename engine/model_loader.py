@@ -20,7 +20,8 @@ from engine.linears import Numerics, Weights
 from engine.made_once import made_once
 from engine.model_folder import UnsafeFolder, check_folder
 from engine.paged_model import PagedModel
-from engine.quantisation import UnsupportedQuantisation, describe_weights, read_quantisation
+from engine.quantisation import UnsupportedQuantisation, describe_weights
+from engine.quantisation_config import read_quantisation
 from engine.quantised_checkpoints import dequantised_folder, refuse_lost_biases, refuse_remnants
 from engine.self_test import eager_logits, self_test
 from kernels.native.building import NativeBuild

@@ -13,6 +13,18 @@ from dataclasses import dataclass
 ACTIVATION_VECTORS = 16
 LOGITS_ELEMENT_BYTES = 4  # logits are float32
 ACTIVATION_ELEMENT_BYTES = 2
+OUTPUT_BYTES = 12  # of what each output of a linear layer in int8 has beside its weights; hidden_size columns, about
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSplit:
+    """What of a model's parameters linear layers hold, and what else does: embeddings, norms, merged experts.
+
+    An LM head that shares the embeddings' parameters is a linear layer nevertheless, and counts in both.
+    """
+
+    linear: int
+    other: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +41,12 @@ class ModelShape:
     hidden_size: int
     vocab_size: int
     num_parameters: int
+    split: ParameterSplit | None = None  # None: not known, all but one embedding is taken for linear layers
 
     def __post_init__(self) -> None:
         for field in self.__slots__:
             value = getattr(self, field)
-            if value < 1:
+            if field != "split" and value < 1:
                 raise ValueError(f"{field} is {value}; it must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
@@ -50,6 +63,9 @@ class Deployment:
 
     memory_bytes: int
     weight_bits: int  # bits a parameter
+    linear_bits: int | None = (
+        None  # bits a parameter of linear layers: 8 where they are held in int8, None: as the rest
+    )
     kv_element_bytes: int
     kv_scale_bytes: int = 0  # of the scale that each token and KV head of a quantised cache has, K's and V's each
     context: int  # tokens, prompt and output together
@@ -60,8 +76,10 @@ class Deployment:
     def __post_init__(self) -> None:
         for field in self.__slots__:
             value, least = getattr(self, field), int(field != "kv_scale_bytes")
-            if value < least:
+            if value is not None and value < least:
                 raise ValueError(f"{field} is {value}; it must be at least {least}")
+        if self.linear_bits not in {None, 8}:
+            raise ValueError(f"linear_bits is {self.linear_bits}; it must be 8, or left out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +97,14 @@ class MemoryPlan:
     """The division of a device's memory, in bytes, and what fits in the part left to the KV cache."""
 
     memory_bytes: int
-    weights_bytes: int
+    weights_bytes: int  # a draft model's included
+    draft_weights_bytes: int  # 0 without one
     activation_bytes: int  # reserved for one step's intermediate results
     kv_cache_bytes: int  # what is left, 0 when nothing is
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int  # of the model alone
     kv_bytes_per_token_without_gqa: int  # the same with a KV head for each query head
-    block_bytes: int
+    draft_kv_bytes_per_token: int  # of a draft model, in the type of the weights
+    block_bytes: int  # of both
     num_blocks: int
     capacity_tokens: int
     fits: tuple[SequenceFit, ...]  # at the context, and at a quarter of it
@@ -107,6 +127,20 @@ def weights_bytes(num_parameters: int, weight_bits: int) -> int:
     return math.ceil(num_parameters * weight_bits / 8)
 
 
+def held_bytes(shape: ModelShape, deployment: Deployment) -> int:
+    """Return the bytes of a model's weights as they are held, with an estimate of their scales."""
+    if deployment.linear_bits is None:
+        return weights_bytes(shape.num_parameters, deployment.weight_bits)
+    embedding = min(shape.vocab_size * shape.hidden_size, shape.num_parameters)
+    split = shape.split or ParameterSplit(shape.num_parameters - embedding, embedding)
+    scales = split.linear // shape.hidden_size * OUTPUT_BYTES
+    return (
+        weights_bytes(split.linear, deployment.linear_bits)
+        + weights_bytes(split.other, deployment.weight_bits)
+        + scales
+    )
+
+
 def activation_bytes(shape: ModelShape, token_budget: int, max_num_seqs: int) -> int:
     """Return an estimate of the bytes that one step needs beside weights and KV cache."""
     hidden = token_budget * shape.hidden_size * ACTIVATION_VECTORS * ACTIVATION_ELEMENT_BYTES
@@ -114,12 +148,21 @@ def activation_bytes(shape: ModelShape, token_budget: int, max_num_seqs: int) ->
     return hidden + logits
 
 
-def plan_memory(shape: ModelShape, deployment: Deployment) -> MemoryPlan:
-    """Return what fits. Weights too large for the memory give a plan without blocks, see `MemoryPlan.weights_fit`."""
+def plan_memory(shape: ModelShape, deployment: Deployment, draft: ModelShape | None = None) -> MemoryPlan:
+    """Return what fits. Weights too large for the memory give a plan without blocks, see `MemoryPlan.weights_fit`.
+
+    A draft model has its weights beside the model's, and as many blocks, whose elements have the weights' type.
+    """
     sizes = deployment.kv_element_bytes, deployment.kv_scale_bytes
     per_token = kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, *sizes)
-    block_bytes = per_token * deployment.block_size
-    weights = weights_bytes(shape.num_parameters, deployment.weight_bits)
+    draft_per_token = draft_weights = 0
+    if draft is not None:
+        element_bytes = max(2, deployment.weight_bits // 8)
+        draft_per_token = kv_bytes_per_token(draft.num_layers, draft.num_kv_heads, draft.head_dim, element_bytes)
+        draft_weights = held_bytes(draft, deployment)
+    both_per_token = per_token + draft_per_token
+    block_bytes = both_per_token * deployment.block_size
+    weights = held_bytes(shape, deployment) + draft_weights
     activations = activation_bytes(shape, deployment.token_budget, deployment.max_num_seqs)
     left = max(0, deployment.memory_bytes - weights - activations)
     num_blocks = left // block_bytes
@@ -127,14 +170,16 @@ def plan_memory(shape: ModelShape, deployment: Deployment) -> MemoryPlan:
     return MemoryPlan(
         memory_bytes=deployment.memory_bytes,
         weights_bytes=weights,
+        draft_weights_bytes=draft_weights,
         activation_bytes=activations,
         kv_cache_bytes=left,
         kv_bytes_per_token=per_token,
         kv_bytes_per_token_without_gqa=per_token * shape.num_heads // shape.num_kv_heads,
+        draft_kv_bytes_per_token=draft_per_token,
         block_bytes=block_bytes,
         num_blocks=num_blocks,
         capacity_tokens=num_blocks * deployment.block_size,
-        fits=tuple(_fit(tokens, deployment, per_token, left) for tokens in lengths),
+        fits=tuple(_fit(tokens, deployment, both_per_token, left) for tokens in lengths),
     )
 
 

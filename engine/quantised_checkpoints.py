@@ -25,8 +25,8 @@ from engine.quantisation import (
     Quantisation,
     UnsupportedQuantisation,
     stored_weights,
-    without_quantisation,
 )
+from engine.quantisation_config import without_quantisation
 
 SHARD_BYTES = 2 << 30  # of a file that is written; also what is held in memory meanwhile, and one weight more
 GENERATION_NAME = "generation_config.json"

@@ -13,7 +13,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("kernels", "engine", "worker", "migrations")  # each may import itself and those before it
 HEAVY = {"torch", "transformers", "triton", "sqlalchemy"}
-TORCH_FREE_ENGINE = ("block_pool", "block_hash", "cache_manager", "scheduler", "request", "config", "plan")
+TORCH_FREE_ENGINE = (
+    *("block_pool", "block_hash", "cache_manager", "scheduler", "request", "config", "plan"),
+    *("quantisation", "quantisation_config", "gguf_header"),
+)
 KERNELS_MAY_IMPORT = {"torch", "triton", "numpy"}
 ENGINE_MAY_NOT_IMPORT = {"redis", "rq", "sqlalchemy", "alembic", "pydantic", "click", "rich"}
 

@@ -8,12 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.plan import ModelShape
+from engine.gguf_header import gguf_type
+from engine.plan import ModelShape, ParameterSplit
+from engine.quantisation import UnsupportedQuantisation, dequantised_shapes
+from engine.quantisation_config import read_quantisation
 from worker.errors import ConfigurationError, ServiceUnavailable
 from worker.extras import import_extra
 
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000  # the format's own limit
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+_EMBEDDING_MARKS = ("embed", ".wte.", ".wpe.", "token_embd", "position_embd")  # in the names of weights
+_EXPERT_MARKS = (".experts.", "_exps.")
+_HEADS = frozenset({"lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight", "output.weight"})
+
+Shapes = Mapping[str, tuple[int, ...]]  # of a model's weights, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +31,7 @@ class DescribedShape:
     shape: ModelShape
     max_model_len: int | None  # tokens
     parameters_from: str  # what the parameters were counted from, for a person
+    stored: str | None = None  # how the weights are quantised in its files, for a person
 
 
 def read_shape(model: str) -> DescribedShape:
@@ -64,28 +73,43 @@ def short_name(model: str) -> str:
     return path.stem if path.is_file() else path.resolve().name
 
 
-def shape_from_config(config: Mapping[str, Any], where: str, num_parameters: int | None = None) -> DescribedShape:
-    """Return the shape in a transformers `config.json`; `where` names it in errors.
+def stored_weights(model: str) -> str | None:
+    """Return how the weights of a model on this machine are quantised, for a person; None where they are not, or where
+    it is not here.
 
-    Without `num_parameters` they are computed for a Llama-like decoder: gated feed-forward, untied output unless the
-    config says otherwise. Raises ConfigurationError for a missing number, and for experts, which need a count.
+    Raises ConfigurationError for a way that the engine would refuse.
+    """
+    path = locate_model(model)
+    if path is None:
+        return None
+    return _quantised(_read_config(path), None, str(path))[0] if path.is_dir() else _gguf_name(path)
+
+
+def shape_from_config(config: Mapping[str, Any], where: str, shapes: Shapes | None = None) -> DescribedShape:
+    """Return the shape in a transformers `config.json`; `where` names it in errors. `shapes` are those of its tensors.
+
+    Without `shapes` the parameters are computed for a Llama-like decoder: gated feed-forward, untied output unless the
+    config says otherwise. Raises ConfigurationError for a missing number, for experts, which need tensors to count, and
+    for a quantisation that the engine would refuse.
     """
     text = config.get("text_config", config)
     hidden, heads = _number(text, "hidden_size", where), _number(text, "num_attention_heads", where)
     layers, vocabulary = _number(text, "num_hidden_layers", where), _number(text, "vocab_size", where)
     kv_heads = text.get("num_key_value_heads") or heads
     head_dim = text.get("head_dim") or hidden // heads
-    parameters_from = "its safetensors files"
-    if num_parameters is None:
+    stored, plain_shapes = _quantised(config, shapes, where)
+    if plain_shapes is not None:
+        num_parameters, split = _count(plain_shapes)
+    else:
         if any(text.get(key) for key in _EXPERT_KEYS):
             raise ConfigurationError(
                 f"{where}: has experts, whose parameters cannot be told from it; give --parameters"
             )
         attention = hidden * head_dim * 2 * (heads + kv_heads)
-        per_layer = attention + 3 * hidden * _number(text, "intermediate_size", where) + 2 * hidden
-        embeddings = vocabulary * hidden * (1 if text.get("tie_word_embeddings") else 2)
-        num_parameters = layers * per_layer + embeddings + hidden
-        parameters_from = "the sizes in its config.json"
+        matrices = layers * (attention + 3 * hidden * _number(text, "intermediate_size", where))
+        norms, embedding = (2 * layers + 1) * hidden, vocabulary * hidden
+        num_parameters = matrices + norms + embedding * (1 if text.get("tie_word_embeddings") else 2)
+        split = ParameterSplit(matrices + embedding, norms + embedding)
     shape = _make_shape(
         where,
         num_layers=layers,
@@ -95,36 +119,84 @@ def shape_from_config(config: Mapping[str, Any], where: str, num_parameters: int
         hidden_size=hidden,
         vocab_size=vocabulary,
         num_parameters=num_parameters,
+        split=split,
     )
+    counted = "the sizes in its config.json" if shapes is None else "its safetensors files"
     return DescribedShape(
-        shape=shape, max_model_len=text.get("max_position_embeddings"), parameters_from=parameters_from
+        shape=shape, max_model_len=text.get("max_position_embeddings"), parameters_from=counted, stored=stored
     )
 
 
-def _read_folder(folder: Path) -> DescribedShape:
+def _quantised(config: Mapping[str, Any], shapes: Shapes | None, where: str) -> tuple[str | None, Shapes | None]:
+    """Return how the weights are quantised, and the shapes as they are dequantised. Raises ConfigurationError."""
+    try:
+        quantisation = read_quantisation(config)
+        if quantisation is None:
+            return None, shapes
+        return quantisation.name, None if shapes is None else dequantised_shapes(quantisation, shapes)
+    except UnsupportedQuantisation as error:
+        raise ConfigurationError(f"model: {where}: {error}") from None
+
+
+def _count(shapes: Shapes) -> tuple[int, ParameterSplit]:
+    """Return how many parameters there are, and which of them linear layers hold: an LM head that is not among the
+    weights shares the embedding's."""
+    total = linear = shared = 0
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        total += size
+        is_embedding = any(mark in name for mark in _EMBEDDING_MARKS)
+        if len(shape) == 2 and name.endswith(".weight") and not any(mark in name for mark in _EXPERT_MARKS):
+            linear += 0 if is_embedding else size
+            shared = max(shared, size) if is_embedding else shared
+    if _HEADS.isdisjoint(shapes):
+        return total, ParameterSplit(linear + shared, total - linear)
+    return total, ParameterSplit(linear, total - linear)
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text("utf-8"))
-        files = sorted(folder.glob("*.safetensors"))
-        parameters = sum(_count_safetensors(file) for file in files) if files else None
     except OSError as error:
         raise ConfigurationError(f"model: cannot read {error.filename or path}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigurationError(f"model: {folder}: {error}") from None
     if not isinstance(config, dict):
         raise ConfigurationError(f"model: {path} is not a JSON object")
-    return shape_from_config(config, str(path), parameters)
+    return config
 
 
-def _count_safetensors(path: Path) -> int:
-    """Return the number of parameters in a file, from its header alone. Raises ValueError when it is malformed."""
+def _read_folder(folder: Path) -> DescribedShape:
+    config = _read_config(folder)
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            shapes |= _safetensors_shapes(file)
+    except OSError as error:
+        raise ConfigurationError(f"model: cannot read {error.filename}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"model: {folder}: {error}") from None
+    return shape_from_config(config, str(folder / "config.json"), shapes or None)
+
+
+def _safetensors_shapes(path: Path) -> Shapes:
+    """Return the shapes of a file's tensors, from its header alone. Raises ValueError when it is malformed."""
     with path.open("rb") as file:
         prefix = file.read(8)
         size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 0 < size <= MAX_SAFETENSORS_HEADER_BYTES:
             raise ValueError(f"{path.name} is not a safetensors file")
         header = json.loads(file.read(size))
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    return {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
+
+
+def _gguf_name(path: Path) -> str:
+    try:
+        name = gguf_type(path)
+    except OSError as error:
+        raise ConfigurationError(f"model: cannot read {path}: {error.strerror}") from None
+    return "GGUF" if name is None else f"GGUF {name}"
 
 
 def _read_gguf(path: Path) -> DescribedShape:
@@ -137,6 +209,7 @@ def _read_gguf(path: Path) -> DescribedShape:
     prefix = fields.get("general.architecture")
     values = {name.removeprefix(f"{prefix}."): value for name, value in fields.items()}
     hidden, heads = _number(values, "embedding_length", str(path)), _number(values, "attention.head_count", str(path))
+    num_parameters, split = _count({tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors})
     shape = _make_shape(
         str(path),
         num_layers=_number(values, "block_count", str(path)),
@@ -145,22 +218,29 @@ def _read_gguf(path: Path) -> DescribedShape:
         head_dim=values.get("attention.key_length", hidden // heads),
         hidden_size=hidden,
         vocab_size=len(values.get("tokenizer.ggml.tokens", ())),
-        num_parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
+        num_parameters=num_parameters,
+        split=split,
     )
-    return DescribedShape(shape=shape, max_model_len=values.get("context_length"), parameters_from="its tensors")
+    return DescribedShape(
+        shape=shape,
+        max_model_len=values.get("context_length"),
+        parameters_from="its tensors",
+        stored=_gguf_name(path),
+    )
 
 
 def _read_hub(model: str) -> DescribedShape:
     hub = import_extra("huggingface_hub", f"looking up {model}")
     try:
         path = Path(hub.hf_hub_download(model, "config.json"))
-        counts = hub.get_safetensors_metadata(model).parameter_count
+        files = hub.get_safetensors_metadata(model).files_metadata.values()
     except hub.errors.RepositoryNotFoundError:
         raise ConfigurationError(f"model: the hub has no {model}, or it needs a token") from None
     except (OSError, hub.errors.NotASafetensorsRepoError, hub.errors.EntryNotFoundError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ServiceUnavailable(f"model: cannot read {model} from the hub: {reason}") from None
-    return shape_from_config(json.loads(path.read_text("utf-8")), f"{model}/config.json", sum(counts.values()))
+    shapes = {name: tuple(tensor.shape) for file in files for name, tensor in file.tensors.items()}
+    return shape_from_config(json.loads(path.read_text("utf-8")), f"{model}/config.json", shapes)
 
 
 def _number(values: Mapping[str, Any], key: str, where: str) -> int:
@@ -170,8 +250,8 @@ def _number(values: Mapping[str, Any], key: str, where: str) -> int:
     return value
 
 
-def _make_shape(where: str, **numbers: int) -> ModelShape:
+def _make_shape(where: str, *, split: ParameterSplit, **numbers: int) -> ModelShape:
     try:
-        return ModelShape(**numbers)
+        return ModelShape(**numbers, split=split)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"{where}: {error}") from None

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,27 @@ def test_doctor_names_a_missing_model_and_an_empty_database(
     assert "pagemill db upgrade" in result.stdout
 
 
+def test_doctor_tells_how_a_models_weights_are_held(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", {**CONFIG, "quantization_config": AWQ})
+    monkeypatch.setenv("PAGEMILL_MODEL", "model")
+
+    def model() -> str:
+        (detail,) = [row["detail"] for row in json.loads(run("doctor", "--json").stdout) if row["check"] == "model"]
+        assert isinstance(detail, str)
+        return detail
+
+    assert model() == "model: AWQ 4 bit, dequantised when it is loaded"
+    monkeypatch.setenv("PAGEMILL_DTYPE", "bfloat16")
+    monkeypatch.setenv("PAGEMILL_WEIGHTS", "int8")
+    assert model() == "model: AWQ 4 bit, dequantised to bfloat16; int8 weights"
+    write_folder(tmp_path / "plain", CONFIG)
+    monkeypatch.setenv("PAGEMILL_MODEL", "plain")
+    assert model() == "plain: int8 weights"
+    write_folder(tmp_path / "other", {**CONFIG, "quantization_config": {"quant_method": "hqq"}})
+    monkeypatch.setenv("PAGEMILL_MODEL", "other")
+    assert "its weights are quantised by 'hqq'; supported are awq" in model()
+
+
 def test_config_show_masks_passwords(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEMILL_MAX_JOBS", "8")
     result = run("config", "show", "--redis-url", "redis://user:hunter2@example.org:6379/0")
@@ -173,6 +195,27 @@ def test_plan_counts_a_block_as_the_engine_does(run: Run, kv_dtype: str) -> None
     assert json.loads(run(*arguments).stdout)["plan"]["block_bytes"] == shape.bytes_per_block
 
 
+def test_plan_says_that_a_worker_does_not_hold_4_bits(run: Run) -> None:
+    note = "a worker does not hold weights in 4 bits: it dequantises them"
+    assert note in run("plan", *SIZES_70B, "--weight-bits", "4", "--memory", "80GiB").stderr
+    assert note not in run("plan", *SIZES_70B, "--weight-bits", "16", "--memory", "200GiB").stderr
+
+
+def test_plan_with_int8_weights(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("plan", *SIZES_70B, "--memory", "80GiB", "--json")
+    result = run(*arguments, "--weights", "int8")
+    plan = json.loads(result.stdout)["plan"]
+    embedding = 128_256 * 8192
+    assert plan["weights_bytes"] == 70 * 10**9 + embedding + (70 * 10**9 - embedding) // 8192 * 12
+    monkeypatch.setenv("PAGEMILL_WEIGHTS", "int8")
+    assert json.loads(run(*arguments).stdout)["plan"] == plan
+    assert run(*arguments, "--weights", "dtype").exit_code == 1
+    monkeypatch.setenv("PAGEMILL_DTYPE", "float32")
+    assert json.loads(run(*arguments).stdout)["deployment"]["weight_bits"] == 32
+    refused = run(*arguments[:-2], "24GiB").stderr
+    assert "at 8 bits in linear layers, else at 32 bits a parameter" in refused
+
+
 def test_plan_when_no_sequence_fits(run: Run) -> None:
     result = run("plan", *SIZES_70B, "--weight-bits", "4", "--memory", "34GiB", "--context", "131072")
     assert result.exit_code == 1
@@ -200,10 +243,10 @@ CONFIG = {
 }
 
 
-def plan_json(run: Run, *arguments: str) -> dict[str, dict[str, int]]:
+def plan_json(run: Run, *arguments: str) -> dict[str, Any]:
     result = run("plan", *arguments, "--json")
     assert result.exit_code == 0, result.stderr
-    found: dict[str, dict[str, int]] = json.loads(result.stdout)
+    found: dict[str, Any] = json.loads(result.stdout)
     return found
 
 
@@ -223,6 +266,62 @@ def test_plan_of_a_config_alone_computes_the_parameters(run: Run, tmp_path: Path
     plan = plan_json(run, "model", "--memory", "1GiB")
     assert plan["shape"]["num_parameters"] == 3 * layer + 1000 * 64 + 64
     assert plan_json(run, "model", "--memory", "1GiB", "--parameters", "1e6")["shape"]["num_parameters"] == 10**6
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
+
+
+def test_plan_of_a_quantised_folder_counts_it_dequantised(run: Run, tmp_path: Path) -> None:
+    shapes = {
+        "model.embed_tokens.weight": [1000, 64],
+        "model.layers.0.mlp.up_proj.qweight": [64, 16],  # 128 outputs of 64 columns
+        "model.layers.0.mlp.up_proj.qzeros": [4, 16],
+        "model.layers.0.mlp.up_proj.scales": [4, 128],
+        "model.norm.weight": [64],
+    }
+    write_folder(tmp_path / "model", {**CONFIG, "quantization_config": AWQ}, shapes)
+    plan = plan_json(run, "model", "--memory", "1GiB", "--weights", "int8")
+    assert plan["shape"]["num_parameters"] == 64_000 + 128 * 64 + 64
+    assert plan["shape"]["split"] == {"linear": 64_000 + 128 * 64, "other": 64_000 + 64}  # the LM head is the embedding
+    assert plan["stored"] == "AWQ 4 bit"
+    assert "AWQ 4 bit, dequantised when it is loaded" in run("plan", "model", "--memory", "1GiB").stdout
+    write_folder(tmp_path / "other", {**CONFIG, "quantization_config": {**AWQ, "bits": 3}}, shapes)
+    result = run("plan", "other", "--memory", "1GiB")
+    assert (result.exit_code, result.stderr.count("\n")) == (78, 1)
+    assert "its weights are quantised by awq with bits 3; supported is 4" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("quantization", "shapes", "size"),
+    [
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, {"a.qweight": [16, 32], "a.qzeros": [1, 8]}, 2048),
+        ({"quant_method": "mxfp4"}, {"a_blocks": [4, 32, 2, 16]}, 8192),
+        (
+            {"quant_method": "fp8", "weight_block_size": [8, 8]},
+            {"a.weight": [64, 32], "a.weight_scale_inv": [8, 4]},
+            2048,
+        ),
+    ],
+)
+def test_plan_counts_each_layout(
+    run: Run, tmp_path: Path, quantization: dict[str, object], shapes: dict[str, list[int]], size: int
+) -> None:
+    scales = {"a.qzeros": "a.scales", "a_blocks": "a_scales"}
+    parts = {scales[name]: [9] for name in shapes if name in scales}
+    write_folder(tmp_path / "model", {**CONFIG, "quantization_config": quantization}, {**shapes, **parts, "b": [5]})
+    assert plan_json(run, "model", "--memory", "1GiB")["shape"]["num_parameters"] == size + 5
+
+
+def test_plan_with_a_draft_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "model", CONFIG)
+    write_folder(tmp_path / "draft", {**CONFIG, "num_hidden_layers": 1})
+    plan = plan_json(run, "model", "--memory", "1GiB", "--draft-model", "draft")
+    assert plan["plan"]["draft_kv_bytes_per_token"] == 2 * 1 * 2 * 16 * 2
+    assert plan["plan"]["draft_weights_bytes"] == 2 * plan["draft_shape"]["num_parameters"]
+    monkeypatch.setenv("PAGEMILL_SPECULATION", "draft")
+    monkeypatch.setenv("PAGEMILL_DRAFT_MODEL", "draft")
+    assert plan_json(run, "model", "--memory", "1GiB") == plan
+    assert "of those, the draft model's" in run("plan", "model", "--memory", "1GiB").stdout
 
 
 @pytest.mark.parametrize(
@@ -283,5 +382,7 @@ def test_hub_that_cannot_be_reached_is_unavailable(run: Run, monkeypatch: pytest
 def test_plan_of_a_gguf_file(run: Run, smollm2_gguf: Path) -> None:
     plan = plan_json(run, str(smollm2_gguf), "--memory", "2GiB", "--kv-dtype", "float32")
     assert plan["shape"]["num_parameters"] == 134_515_008
+    assert plan["shape"]["split"] == {"linear": 106_168_320 + 28_311_552, "other": 28_311_552 + 61 * 576}
+    assert plan["stored"] == "GGUF Q4_1"
     assert plan["plan"]["kv_bytes_per_token"] == 46_080
     assert plan["deployment"]["context"] == 8192

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from engine.plan import Deployment, ModelShape, kv_bytes_per_token, plan_memory, weights_bytes
+from engine.plan import Deployment, ModelShape, ParameterSplit, kv_bytes_per_token, plan_memory, weights_bytes
 
 GIB = 2**30
 
@@ -105,3 +105,38 @@ def test_deployment_refuses_zero(field: str) -> None:
 def test_shape_refuses_uneven_heads() -> None:
     with pytest.raises(ValueError, match="num_heads is 32; it must be a multiple of num_kv_heads"):
         dataclasses.replace(LLAMA_3_8B, num_kv_heads=5)
+
+
+SMOLLM2 = ModelShape(
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    hidden_size=576,
+    vocab_size=49_152,
+    num_parameters=134_515_008,
+    split=ParameterSplit(linear=106_168_320 + 28_311_552, other=28_311_552 + 61 * 576),
+)
+INT8 = Deployment(memory_bytes=GIB, weight_bits=16, linear_bits=8, kv_element_bytes=2, context=8192)
+
+
+def test_linear_layers_in_int8() -> None:
+    # One byte each, an output of 576 columns 12 more; embeddings and norms two bytes. What torch holds was counted as
+    # 193,629,568 bytes.
+    assert plan_memory(SMOLLM2, INT8).weights_bytes == 134_479_872 + 134_479_872 // 576 * 12 + 2 * 28_346_688
+    unknown = dataclasses.replace(SMOLLM2, split=None)
+    assert plan_memory(unknown, INT8).weights_bytes == 106_203_456 + 106_203_456 // 576 * 12 + 2 * 28_311_552
+    with pytest.raises(ValueError, match="linear_bits is 4; it must be 8"):
+        dataclasses.replace(INT8, linear_bits=4)
+
+
+def test_a_draft_model_has_weights_and_blocks_beside_the_model() -> None:
+    deployment = Deployment(memory_bytes=24 * GIB, weight_bits=16, kv_element_bytes=1, kv_scale_bytes=2, context=8192)
+    alone, both = plan_memory(LLAMA_3_8B, deployment), plan_memory(LLAMA_3_8B, deployment, SMOLLM2)
+    assert both.draft_weights_bytes == 2 * 134_515_008
+    assert both.weights_bytes == alone.weights_bytes + both.draft_weights_bytes
+    assert both.kv_bytes_per_token == alone.kv_bytes_per_token
+    assert both.draft_kv_bytes_per_token == 23_040  # its cache is not quantised
+    assert both.block_bytes == alone.block_bytes + 16 * 23_040
+    assert both.num_blocks == (alone.kv_cache_bytes - both.draft_weights_bytes) // both.block_bytes
+    assert both.fits[0].kv_bytes == 8192 // 16 * both.block_bytes

@@ -273,10 +273,10 @@ def test_a_hub_id(saved: Path, llama: PreTrainedModel, monkeypatch: pytest.Monke
         (AWQ | {"version": "gemv"}, "by awq with version 'gemv'; supported is gemm"),
         (AWQ | {"zero_point": False}, "by awq with zero_point False; supported is True"),
         (AWQ | {"group_size": 0}, "by awq with group_size 0; supported is a number of at least 1"),
-        (GPTQ | {"bits": 3}, "by gptq with bits 3; supported is 2 and 4 and 8"),
+        (GPTQ | {"bits": 3}, "by gptq with bits 3; supported is 2 or 4 or 8"),
         (
             GPTQ | {"checkpoint_format": "marlin"},
-            "by gptq with checkpoint_format 'marlin'; supported is gptq and gptq_v2",
+            "by gptq with checkpoint_format 'marlin'; supported is gptq or gptq_v2",
         ),
         (GPTQ | {"dynamic": {"+:.*up": {"bits": 8}}}, "by gptq with dynamic settings"),
         (FP8 | {"weight_block_size": [128]}, r"by fp8 with the size of its blocks \[128\]"),
@@ -284,11 +284,12 @@ def test_a_hub_id(saved: Path, llama: PreTrainedModel, monkeypatch: pytest.Monke
             compressed("nvfp4-pack-quantized", num_bits=4, type="float"),
             "with format 'nvfp4-pack-quantized'; supported is",
         ),
-        (compressed("pack-quantized", num_bits=3, type="int"), "with num_bits 3; supported is 4 and 8"),
+        (compressed("pack-quantized", num_bits=3, type="int"), "with num_bits 3; supported is 4 or 8"),
         (compressed("float-quantized", num_bits=8, type="float", strategy="token"), "with strategy 'token'; supported"),
         (PACKED_4 | {"transform_config": {"a": 1}}, "with transform_config {'a': 1}"),
         (PACKED_4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "with sparsity_config 'sparse-24-bitmask'"),
         (PACKED_4 | {"config_groups": {}}, "in 0 ways; one is supported"),
+        (PACKED_4 | {"config_groups": [1]}, "quantization_config, of compressed-tensors, is malformed: 'list' object"),
     ],
 )
 def test_what_is_unknown_is_refused(saved: Path, quantization: object, reason: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rq.suspension import is_suspended
 
+from engine.quantisation import describe_weights
 from kernels.native.toolchain import COMPILERS, find_compiler, is_supported
 from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json
@@ -20,7 +21,7 @@ from worker.cli.queues import opened_queue, queue_name
 from worker.cli.stores import opened_store
 from worker.cli.tables import print_table
 from worker.errors import ConfigurationError, ExitCode, PagemillError
-from worker.model_shape import locate_model
+from worker.model_shape import locate_model, stored_weights
 from worker.queue.policy import QueuePolicy
 from worker.queue.redis_jobs import queue_names
 from worker.settings import resolve_settings
@@ -159,7 +160,9 @@ def _check_model(settings: Settings) -> tuple[Verdict, str]:
     path = locate_model(settings.model)
     if path is None:
         return Verdict.OK, f"{settings.model}, taken for a hub id; it is looked up when a worker starts"
-    return Verdict.OK, str(path)
+    dtype = None if settings.dtype == "auto" else settings.dtype
+    weights = describe_weights(stored_weights(settings.model), dtype, is_int8=settings.weights == "int8")
+    return Verdict.OK, str(path) if weights is None else f"{path}: {weights}"
 
 
 def _check_workers(settings: Settings) -> tuple[Verdict, str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from typing import Any
 
 import click
 
@@ -17,6 +18,9 @@ from worker.settings import load_settings
 KV_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
 KV_SCALE_BYTES = {"int8": 2, "fp8": 2}  # as the engine stores them; a test compares
 DEFAULT_KV_DTYPE = "bfloat16"
+WEIGHT_BITS = {"float32": 32}  # by the setting dtype
+DEFAULT_WEIGHT_BITS = LEAST_HELD_BITS = 16
+INT8_BITS = 8
 DEFAULT_CONTEXT = 4096  # tokens, where neither a flag nor the model's files tell
 DEFAULT_VOCAB_SIZE = 128_000  # it only sizes the logits of a step
 REQUIRED_SIZES = {  # flag -> field, without a model
@@ -32,7 +36,19 @@ REQUIRED_SIZES = {  # flag -> field, without a model
 @click.argument("model", required=False)
 @click.option("--memory", type=Size(), required=True, help="The device's memory, for example 24GiB.")
 @click.option("--context", type=click.IntRange(1), help="Tokens of the longest sequence. Default: the model's limit.")
-@click.option("--weight-bits", type=click.Choice(["32", "16", "8", "4"]), default="16", show_default=True)
+@click.option(
+    "--weight-bits",
+    type=click.Choice(["32", "16", "8", "4"]),
+    help="Bits a parameter, whatever its files have. Default: those of the setting dtype; 16 where that is auto.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["dtype", "int8"]),
+    help="Whether linear layers are held in int8. Default: the setting weights.",
+)
+@click.option(
+    "--draft-model", help="A model that drafts, beside it. Default: the setting draft_model, if MODEL is given."
+)
 @click.option(
     "--kv-dtype",
     type=click.Choice(list(KV_ELEMENT_BYTES)),
@@ -53,7 +69,9 @@ def plan(
     model: str | None,
     memory: int,
     context: int | None,
-    weight_bits: str,
+    weight_bits: str | None,
+    weights: str | None,
+    draft_model: str | None,
     kv_dtype: str | None,
     block_size: int | None,
     token_budget: int,
@@ -64,11 +82,12 @@ def plan(
     """Compute KV bytes a token, blocks, and sequences that fit, weights included.
 
     MODEL is a folder with a config.json, a GGUF file or a hub id; without one, give --layers, --kv-heads, --head-dim,
-    --hidden-size and --parameters. Exit code 1 means that not even one full sequence fits.
+    --hidden-size and --parameters. Weights that come quantised are counted as a worker holds them: dequantised.
+    Exit code 1 means that not even one full sequence fits.
 
     \b
     Examples:
-      pagemill plan models/SmolLM2-135M-Instruct.Q4_1.gguf --memory 2GiB --kv-dtype float32
+      pagemill plan models/SmolLM2-135M-Instruct.Q4_1.gguf --memory 2GiB --weights int8 --kv-dtype int8
       pagemill plan --layers 80 --heads 64 --kv-heads 8 --head-dim 128 --hidden-size 8192 \\
           --parameters 70e9 --weight-bits 4 --memory 24GiB
     """
@@ -77,9 +96,13 @@ def plan(
     settings = load_settings()
     kv_dtype = kv_dtype or (DEFAULT_KV_DTYPE if settings.kv_dtype == "auto" else settings.kv_dtype)
     shape = _shape(described, given)
+    draft_model = draft_model or (settings.draft_model if model else None)
+    draft = read_shape(draft_model).shape if draft_model else None
+    bits = int(weight_bits) if weight_bits else WEIGHT_BITS.get(settings.dtype, DEFAULT_WEIGHT_BITS)
     deployment = Deployment(
         memory_bytes=memory,
-        weight_bits=int(weight_bits),
+        weight_bits=bits,
+        linear_bits=INT8_BITS if (weights or settings.weights) == "int8" else None,
         kv_element_bytes=KV_ELEMENT_BYTES[kv_dtype],
         kv_scale_bytes=KV_SCALE_BYTES.get(kv_dtype, 0),
         context=context or (described.max_model_len if described else None) or DEFAULT_CONTEXT,
@@ -87,15 +110,27 @@ def plan(
         token_budget=token_budget,
         max_num_seqs=max_num_seqs,
     )
-    result = plan_memory(shape, deployment)
+    result = plan_memory(shape, deployment, draft)
     if as_json:
-        print_json({"shape": shape, "deployment": deployment, "plan": result, "weights_fit": result.weights_fit})
+        stored = described.stored if described else None
+        figures = {"plan": result, "weights_fit": result.weights_fit, "stored": stored}
+        print_json({"shape": shape, "draft_shape": draft, "deployment": deployment, **figures})
     else:
         _print_plan(shape, described, deployment, result)
+    _print_verdict(deployment, result)
+
+
+def _print_verdict(deployment: Deployment, result: MemoryPlan) -> None:
+    """Say what does not fit, and exit if something does not."""
+    if deployment.weight_bits < LEAST_HELD_BITS:
+        message(
+            f"a worker does not hold weights in {deployment.weight_bits} bits: it dequantises them to 16 or 32 when it "
+            "loads them, and --weights int8 holds those of linear layers in 8"
+        )
     if not result.weights_fit:
         message(
-            f"does not fit: the weights alone take {_both(result.weights_bytes)} at {weight_bits} bits a parameter, "
-            f"the memory has {_both(memory)}"
+            f"does not fit: the weights alone take {_both(result.weights_bytes)} {_bits(deployment)} a parameter, "
+            f"the memory has {_both(deployment.memory_bytes)}"
         )
     elif result.fits[0].paged == 0:
         message(f"does not fit: no memory is left for one sequence of {deployment.context:,} tokens")
@@ -103,11 +138,12 @@ def plan(
         sys.exit(ExitCode.JOBS_FAILED)
 
 
-def _shape(described: DescribedShape | None, given: dict[str, int]) -> ModelShape:
+def _shape(described: DescribedShape | None, given: dict[str, Any]) -> ModelShape:
     """Return the model's shape with the flags' numbers over it, or one from the flags alone."""
     if described is not None:
+        split = None if "num_parameters" in given else described.shape.split
         try:
-            return dataclasses.replace(described.shape, **given)
+            return dataclasses.replace(described.shape, split=split, **given)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
     missing = [f"--{flag}" for flag, name in REQUIRED_SIZES.items() if name not in given]
@@ -126,13 +162,27 @@ def _print_plan(shape: ModelShape, described: DescribedShape | None, deployment:
         if shape.num_heads > shape.num_kv_heads
         else ""
     )
+    draft = (
+        {
+            "of those, the draft model's": format_bytes(plan.draft_weights_bytes),
+            "the draft model's KV bytes a token": f"{plan.draft_kv_bytes_per_token:,}",
+        }
+        if plan.draft_weights_bytes
+        else {}
+    )
     print_fields(
         "Memory",
         {
             "parameters": f"{shape.num_parameters:,}{counted}",
             "layers, KV heads, head dimension": f"{shape.num_layers}, {shape.num_kv_heads}, {shape.head_dim}",
             "memory": format_bytes(plan.memory_bytes),
-            "weights": f"{format_bytes(plan.weights_bytes)} at {deployment.weight_bits} bits",
+            **(
+                {"stored as": f"{described.stored}, dequantised when it is loaded"}
+                if described and described.stored
+                else {}
+            ),
+            "weights": f"{format_bytes(plan.weights_bytes)} {_bits(deployment)}",
+            **draft,
             "one step's activations": f"{format_bytes(plan.activation_bytes)} (estimate)",
             "left to the KV cache": format_bytes(plan.kv_cache_bytes),
             "KV bytes a token": f"{plan.kv_bytes_per_token:,}{gqa}",
@@ -146,6 +196,11 @@ def _print_plan(shape: ModelShape, described: DescribedShape | None, deployment:
         ("tokens each", "KV memory each", "paged", f"reserved to {deployment.context:,}"),
         [(fit.tokens, format_bytes(fit.kv_bytes), fit.paged, fit.reserved) for fit in plan.fits],
     )
+
+
+def _bits(deployment: Deployment) -> str:
+    bits = f"at {deployment.weight_bits} bits"
+    return bits if deployment.linear_bits is None else f"at {deployment.linear_bits} bits in linear layers, else {bits}"
 
 
 def _both(size: int) -> str:

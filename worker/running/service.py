@@ -161,7 +161,8 @@ def _load(settings: Settings, field: str, source: str | None) -> LoadedModel:
     except UnsupportedModel as error:
         raise ConfigurationError(f"{field}: {source!r} is not supported: {error}") from error
     seconds, kernels = time.monotonic() - started, " with C kernels" if loaded.model.native else ""
-    logger.info("loaded %s in %s on %s%s in %.1f s", source, dtype, device, kernels, seconds)
+    weights = "" if loaded.weights is None else f" ({loaded.weights})"
+    logger.info("loaded %s%s in %s on %s%s in %.1f s", source, weights, dtype, device, kernels, seconds)
     return loaded
 
 
