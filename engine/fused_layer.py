@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.fused import RMSNorm
 from engine.paged_model import ModelInput
 from kernels import ops
 from kernels.native.attending import NativePlan
@@ -81,3 +82,16 @@ class FusedLayer(nn.Module):
         gate, up = gate_up.chunk(2, dim=-1)
         gated: Tensor = self.act(gate).mul_(up)
         return gated
+
+
+def has_plain_parts(layer: Any) -> bool:
+    """Whether a layer's norms and its activation are those that there are kernels for: RMSNorm and SiLU."""
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    return all(isinstance(norm, RMSNorm) for norm in norms) and _is_silu(layer.mlp.act_fn)
+
+
+def _is_silu(activation: Any) -> bool:
+    """Judge by what it does: in a layer's output, a similar one would pass for rounding."""
+    probe = torch.linspace(-6, 6, 97)
+    with torch.inference_mode():
+        return torch.allclose(activation(probe), torch.nn.functional.silu(probe), rtol=1e-5, atol=1e-6)

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from engine.attention_layers import UnsupportedModel
 from engine.fused import Sibling
-from engine.fused_layer import FusedLayer, Rotary
+from engine.fused_layer import FusedLayer, Rotary, has_plain_parts
 from engine.kv_cache import KVCache
 from engine.native_layer import NativeLayer, fits_native
 from engine.paged_model import ModelInput, PagedModel
 from engine.probing import plan_of, probe_request
+from engine.triton_layer import TritonLayer
+from kernels import ops
 from kernels.score_rules import ScoreRules
 
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -47,6 +49,8 @@ def fuse_layers(model: PagedModel) -> None:
 
 def _forms(layer: Any, model: PagedModel, head_dim: int, rules: ScoreRules, rotary: Rotary) -> Iterator[FusedLayer]:
     """Yield what may replace a layer, the fastest first."""
+    if ops.uses_triton(model.device) and has_plain_parts(layer):
+        yield TritonLayer(layer, head_dim, rules, rotary).eval()
     if model.native is not None and fits_native(layer, head_dim):
         yield NativeLayer(layer, head_dim, rules, rotary, model.native).eval()
     yield FusedLayer(layer, head_dim, rules, rotary).eval()

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.fused import RMSNorm
-from engine.fused_layer import Embeddings, FusedLayer, Rotary
+from engine.fused_layer import Embeddings, FusedLayer, Rotary, has_plain_parts
 from engine.linears import NativeLinear
 from engine.paged_model import ModelInput
 from kernels.native.attending import NativePlan
@@ -85,23 +84,13 @@ class NativeLayer(FusedLayer):
 
 def fits_native(layer: Any, head_dim: int) -> bool:
     """Whether the C kernel computes a layer's norms, products and activation, and its widths are whole tiles."""
-    norms = (layer.input_layernorm, layer.post_attention_layernorm)
     linears = (
         layer.self_attn.q_proj.siblings.linear,
         layer.self_attn.o_proj,
         layer.mlp.gate_proj.siblings.linear,
         layer.mlp.down_proj,
     )
-    if not all(isinstance(norm, RMSNorm) for norm in norms) or not _is_silu(layer.mlp.act_fn):
+    if not has_plain_parts(layer) or not all(isinstance(linear, NativeLinear) for linear in linears):
         return False
-    if not all(isinstance(linear, NativeLinear) for linear in linears):
-        return False
-    widths = (head_dim, norms[0].weight.numel(), layer.mlp.gate_proj.siblings.sizes[0])
+    widths = (head_dim, layer.input_layernorm.weight.numel(), layer.mlp.gate_proj.siblings.sizes[0])
     return not any(width % TILE_DEPTH for width in widths)
-
-
-def _is_silu(activation: Any) -> bool:
-    """Judge by what it does: in a layer's output, a similar one would pass for rounding."""
-    probe = torch.linspace(-6, 6, 97)
-    with torch.inference_mode():
-        return torch.allclose(activation(probe), torch.nn.functional.silu(probe), rtol=1e-5, atol=1e-6)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from engine.adjusting import adjust
 from engine.request import Request, RequestError, TokenLogprobs
+from kernels import ops
+from kernels.draws import Draws
 
 NOT_FINITE = "the model returned logits that are not finite"
 
@@ -26,13 +28,10 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | RequestErr
     best, greedy = logits.max(dim=-1)
     finite = torch.isfinite(best).tolist()
     tokens: list[int | RequestError] = list(greedy.tolist())
-    rows_by_top_k: defaultdict[int, list[int]] = defaultdict(list)
-    for index, request in enumerate(requests):
-        if request.params.temperature > 0 and finite[index]:
-            rows_by_top_k[request.params.top_k].append(index)
-    for top_k, drawn in rows_by_top_k.items():
-        rows = logits if len(drawn) == len(requests) else logits[drawn]
-        for index, token in zip(drawn, _draw(rows, [requests[i] for i in drawn], top_k), strict=True):
+    drawn = [index for index, request in enumerate(requests) if request.params.temperature > 0 and finite[index]]
+    if drawn:
+        draw = _draw_by_search if ops.uses_triton(logits.device) else _draw_by_sort
+        for index, token in draw(logits, requests, drawn).items():
             tokens[index] = token
     for index, is_finite in enumerate(finite):
         if not is_finite:
@@ -74,6 +73,38 @@ def token_logprobs(logprobs: Tensor, chosen: Sequence[int], num_top: int) -> lis
     values, token_ids = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)
     rows = zip(of_chosen, token_ids.tolist(), values.tolist(), strict=True)
     return [TokenLogprobs(logprob, tuple(zip(ids, tops, strict=True))) for logprob, ids, tops in rows]
+
+
+def _draw_by_search(logits: Tensor, requests: Sequence[Request], drawn: Sequence[int]) -> dict[int, int]:
+    """Return the tokens of the drawn rows, in one launch. The rule is `_draw`'s, with the lower id first among equal
+    logits, up to the rounding of exponentials."""
+    params = [requests[index].params for index in drawn]
+    integers = torch.tensor([drawn, [p.top_k for p in params]], dtype=torch.int64).to(logits.device)
+    fractions = torch.tensor(
+        [
+            [p.temperature for p in params],
+            [p.top_p for p in params],
+            [p.min_p for p in params],
+            [_uniform(requests[index]) for index in drawn],
+        ],
+        dtype=torch.float64,
+    ).to(logits.device)
+    rows, top_ks = integers
+    temperatures, top_ps, min_ps, uniforms = fractions
+    draws = Draws(rows, temperatures, top_ks, top_ps, min_ps, uniforms)
+    return dict(zip(drawn, ops.draw(logits, draws).tolist(), strict=True))
+
+
+def _draw_by_sort(logits: Tensor, requests: Sequence[Request], drawn: Sequence[int]) -> dict[int, int]:
+    """Return the tokens of the drawn rows."""
+    rows_by_top_k: defaultdict[int, list[int]] = defaultdict(list)
+    for index in drawn:
+        rows_by_top_k[requests[index].params.top_k].append(index)
+    tokens: dict[int, int] = {}
+    for top_k, indices in rows_by_top_k.items():
+        rows = logits if len(indices) == len(requests) else logits[indices]
+        tokens |= zip(indices, _draw(rows, [requests[index] for index in indices], top_k), strict=True)
+    return tokens
 
 
 def _draw(logits: Tensor, requests: Sequence[Request], top_k: int) -> list[int]:

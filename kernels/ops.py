@@ -11,12 +11,18 @@ from torch import Tensor
 from kernels import cpu, cpu_invariant, cpu_plan, triton_plan
 from kernels.cpu_invariant import InvariantPlan
 from kernels.cpu_plan import CpuPlan
+from kernels.draws import Draws
 from kernels.kv_scales import KVScales
 from kernels.paged_batch import PagedBatch
 from kernels.score_rules import ScoreRules
 from kernels.triton_plan import SplitRule, TritonPlan
 
 AttentionPlan: TypeAlias = CpuPlan | InvariantPlan | TritonPlan
+
+
+def uses_triton(device: torch.device) -> bool:
+    """Whether the kernels for tensors of a device are Triton's."""
+    return device.type != "cpu"
 
 
 def plan_attention(
@@ -31,7 +37,7 @@ def plan_attention(
 ) -> AttentionPlan:
     """Prepare one step's attention for every layer of that window. `dtype` is that of the queries. With
     `batch_invariant`, a query's result has the same bits whatever else the step holds."""
-    if device.type == "cpu":
+    if not uses_triton(device):
         if batch_invariant:
             return cpu_invariant.plan_attention(batch, dtype, window)
         return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, window)
@@ -66,7 +72,7 @@ def store_kv(
     scales: KVScales | None = None,
 ) -> None:
     """Write K and V into their slots, quantised where there are scales. Shapes as in `kernels.reference.store_kv`."""
-    if key_cache.device.type == "cpu":
+    if not uses_triton(key_cache.device):
         if scales is None:
             cpu.store(key, key_cache, slot_mapping)
             cpu.store(value, value_cache, slot_mapping)
@@ -90,7 +96,7 @@ def copy_blocks(
 ) -> None:
     """Copy whole blocks, with their scales where the caches are quantised. Shapes as in `kernels.reference`."""
     caches = [key_cache, value_cache] if scales is None else [key_cache, value_cache, scales.key, scales.value]
-    if key_cache.device.type == "cpu":
+    if not uses_triton(key_cache.device):
         for cache in caches:
             cpu.copy_blocks(cache, sources, targets)
         return
@@ -98,3 +104,49 @@ def copy_blocks(
 
     for cache in caches:
         triton_copy.copy_blocks(cache, sources, targets)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Norm in Triton. Shapes as in `kernels.reference.rms_norm`; all contiguous."""
+    from kernels import triton_layer_parts
+
+    return triton_layer_parts.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of x + residual, and the sum, in Triton. Shapes as in `kernels.reference.add_rms_norm`; all
+    contiguous."""
+    from kernels import triton_layer_parts
+
+    return triton_layer_parts.add_rms_norm(x, residual, weight, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up, in Triton: [..., 2 * width] to [..., width]. gate_up is contiguous."""
+    from kernels import triton_layer_parts
+
+    return triton_layer_parts.silu_mul(gate_up)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    scales: KVScales | None = None,
+) -> None:
+    """Rotate the queries in place and store keys and values, in Triton. Shapes as in
+    `kernels.reference.rotate_and_store`; qkv is contiguous."""
+    from kernels import triton_rotary
+
+    triton_rotary.rotate_and_store(qkv, num_heads, cos, sin, key_cache, value_cache, slot_mapping, scales)
+
+
+def draw(logits: Tensor, draws: Draws) -> Tensor:
+    """Return the token of each draw, in Triton. Shapes as in `kernels.reference.draw`."""
+    from kernels import triton_sampling
+
+    return triton_sampling.draw(logits, draws)

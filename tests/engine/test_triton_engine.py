@@ -1,0 +1,84 @@
+"""The engine on Triton's kernels: on a GPU or, in a process of its own, under Triton's interpreter."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from engine.fused_layer import FusedLayer
+from engine.model_loader import LoadedModel, load_model
+from engine.request import SamplingParams
+from engine.sampler import sample
+from engine.triton_layer import TritonLayer
+from kernels import ops
+from tests.engine.fakes import make_request
+from tests.engine.tiny_configs import SIZES
+from tests.engine.tiny_models import generate, make_engine, outputs_of, random_model, run
+from tests.kernels.triton_device import triton_device
+
+DEVICE = triton_device()
+PROMPTS = [[*range(10, 22), *tail] for tail in ([], [50, 51], list(range(60, 70)))] + [[5, 6, 7]]
+NUM_TOKENS = 5
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8},
+    {"temperature": 1.3, "top_k": 40, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 2.0, "min_p": 0.02},
+    {"temperature": 1.0, "top_k": 5, "min_p": 0.1},
+]
+
+
+@pytest.fixture(autouse=True)
+def on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU too, under the interpreter."""
+    monkeypatch.setattr(ops, "uses_triton", lambda device: True)
+
+
+def load(folder: Path, **config: Any) -> LoadedModel:
+    random_model(LlamaConfig(**(SIZES | config))).save_pretrained(folder)
+    return load_model(str(folder), dtype=torch.float32, device=DEVICE, cache_dir=folder / "cache")
+
+
+def layer_types(loaded: LoadedModel) -> set[type]:
+    return {type(layer) for layer in loaded.model.model.get_submodule("model.layers").children()}
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
+def test_layers_in_triton_answer_as_transformers_do(tmp_path: Path, kv_dtype: torch.dtype | None) -> None:
+    loaded = load(tmp_path)
+    assert layer_types(loaded) == {TritonLayer}
+    found = outputs_of(run(make_engine(loaded, kv_dtype, token_budget=16, max_num_seqs=4), PROMPTS, NUM_TOKENS))
+    expected = [generate(random_model(LlamaConfig(**SIZES)), prompt, NUM_TOKENS) for prompt in PROMPTS]
+    if kv_dtype is None:
+        assert found == expected
+    else:  # rounded: the first token depends on one prompt's K and V only
+        assert [output[0] for output in found] == [output[0] for output in expected]
+
+
+def test_layers_of_other_parts_are_not_in_triton(tmp_path: Path) -> None:
+    assert layer_types(load(tmp_path, hidden_act="gelu")) == {FusedLayer}
+
+
+def test_the_sampler_searches_and_takes_what_it_would_have_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(len(PARAMS), 500, generator=torch.Generator().manual_seed(0)) * 3
+    requests = [make_request(request_id=str(row), seed=row, **params) for row, params in enumerate(PARAMS)]
+    searched = sample(logits.to(DEVICE), requests)
+    monkeypatch.setattr(ops, "uses_triton", lambda device: False)
+    assert searched == sample(logits.clone(), requests)
+
+
+def test_drawn_outputs_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    loaded = load(tmp_path)
+    params = SamplingParams(max_tokens=3, temperature=1.5, top_p=0.9, seed=7, ignore_eos=True)
+
+    def outputs(prompts: list[list[int]]) -> list[list[int]]:
+        engine = make_engine(loaded)
+        requests = [engine.add(str(index), prompt, params) for index, prompt in enumerate(prompts)]
+        while engine.has_work:
+            engine.step()
+        return outputs_of(requests)
+
+    assert outputs(PROMPTS[1:3])[1] == outputs(PROMPTS[2:3])[0]
