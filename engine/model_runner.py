@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
 from engine.block_copier import BlockCopier
 from engine.cpu_threads import ThreadGovernor
+from engine.cuda_graphs import CudaCapture, DecodeGraphs
 from engine.forking import BlockCopy
 from engine.host_tier import Restore, Spill
 from engine.kv_cache import KVCache
@@ -34,8 +36,11 @@ class ModelRunner:
         block_size: int,
         kv_dtype: torch.dtype | None = None,
         num_host_blocks: int = 0,
+        *,
+        cuda_graphs: bool = True,
     ) -> None:
-        """`kv_dtype` is what `engine.kv_cache.choose_kv_dtype` returns."""
+        """`kv_dtype` is what `engine.kv_cache.choose_kv_dtype` returns; `cuda_graphs` says whether a GPU is to use
+        them."""
         is_cpu = model.device.type == "cpu"
         if is_cpu:
             keep_freed_memory()
@@ -43,7 +48,10 @@ class ModelRunner:
         self._threads = ThreadGovernor(torch.get_num_threads() if is_cpu and not model.batch_invariant else 1)
         self.model = model
         self._prompts = PromptScorer(model.model)
-        self.cache = KVCache(model.kv_shape(block_size, kv_dtype), num_blocks, model.device)
+        has_graphs = cuda_graphs and model.device.type == "cuda"
+        # One more, which no request gets.
+        self.cache = KVCache(model.kv_shape(block_size, kv_dtype), num_blocks + has_graphs, model.device)
+        self.graphs = DecodeGraphs(model, self.cache, num_blocks, CudaCapture()) if has_graphs else None
         self._copier = BlockCopier(self.cache, num_host_blocks)
 
     def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
@@ -81,7 +89,7 @@ class ModelRunner:
         # Sampling too: it changes logits in place, which are the model's own in float32.
         with torch.inference_mode():
             with self._prompts.watching(plan) as failed:
-                logits = self.model.forward(self.model.build_input(plan, self.cache))
+                logits = self._forward(plan)
             sampled = sample_shares(logits, plan.scheduled)
         results = {
             share.request.request_id: result
@@ -89,6 +97,10 @@ class ModelRunner:
             if share.samples or isinstance(result, RequestError)
         }
         return results | failed
+
+    def _forward(self, plan: SchedulerOutput) -> Tensor:
+        logits = None if self.graphs is None else self.graphs.forward(plan)
+        return self.model.forward(self.model.build_input(plan, self.cache)) if logits is None else logits
 
     def _transfer(self, transfers: Sequence[Transfer]) -> None:
         """Copy blocks, in order; runs of one kind at once."""

@@ -41,7 +41,7 @@ def plan_attention(
         if batch_invariant:
             return cpu_invariant.plan_attention(batch, dtype, window)
         return cpu_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, window)
-    rule = SplitRule.invariant() if batch_invariant else SplitRule.of(device, num_kv_heads)
+    rule = SplitRule.choose(device, num_kv_heads, batch_invariant=batch_invariant)
     return triton_plan.plan_attention(batch, num_heads // num_kv_heads, dtype, device, rule, window)
 
 

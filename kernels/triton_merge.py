@@ -44,7 +44,7 @@ def merge_query(  # type: ignore[no-untyped-def]
     PADDED_DIM: tl.constexpr,
     PARTS_AT_A_TIME: tl.constexpr,
 ):
-    """Merge one head of one query. Grid: [num_merged, NUM_HEADS]."""
+    """Merge one head of one query; one that has no parts is left as it is. Grid: [num_merged, NUM_HEADS]."""
     merged = tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(starts_ptr + merged)
@@ -72,5 +72,6 @@ def merge_query(  # type: ignore[no-untyped-def]
         weight_sum = weight_sum * correction + tl.sum(weights, 0)
         greatest = new_greatest
     token = tl.load(tokens_ptr + merged).to(tl.int64)
-    result = (total / weight_sum).to(output_ptr.dtype.element_ty)
-    tl.store(output_ptr + (token * NUM_HEADS + head) * HEAD_DIM + dims, result, mask=dims < HEAD_DIM)
+    num_written = tl.where(first < stop, HEAD_DIM, 0)
+    result = (total / tl.where(first < stop, weight_sum, 1.0)).to(output_ptr.dtype.element_ty)
+    tl.store(output_ptr + (token * NUM_HEADS + head) * HEAD_DIM + dims, result, mask=dims < num_written)

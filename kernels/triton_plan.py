@@ -41,6 +41,11 @@ class SplitRule:
         return cls(num_programs=1, min_part_keys=NEVER, min_saved_keys=NEVER, batch_invariant=True)
 
     @classmethod
+    def choose(cls, device: torch.device, num_kv_heads: int, *, batch_invariant: bool) -> "SplitRule":
+        """Return a model's rule on a device."""
+        return cls.invariant() if batch_invariant else cls.of(device, num_kv_heads)
+
+    @classmethod
     def of(cls, device: torch.device, num_kv_heads: int) -> "SplitRule":
         """Return the rule for two programs a processor; a device other than a GPU counts as one processor."""
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,21 +1,26 @@
 """The engine on Triton's kernels: on a GPU or, in a process of its own, under Triton's interpreter."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 
+from engine.cuda_graphs import Capture, CudaCapture, DecodeGraphs
+from engine.detokenizing import Detokenizer
+from engine.engine import Engine
 from engine.fused_layer import FusedLayer
 from engine.model_loader import LoadedModel, load_model
+from engine.model_runner import ModelRunner
 from engine.request import SamplingParams
 from engine.sampler import sample
 from engine.triton_layer import TritonLayer
 from kernels import ops
 from tests.engine.fakes import make_request
 from tests.engine.tiny_configs import SIZES
-from tests.engine.tiny_models import generate, make_engine, outputs_of, random_model, run
+from tests.engine.tiny_models import generate, make_config, make_engine, outputs_of, random_model, run
 from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
@@ -37,8 +42,12 @@ def on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "uses_triton", lambda device: True)
 
 
+def model_of(**config: Any) -> PreTrainedModel:
+    return random_model(LlamaConfig(**(SIZES | config)))
+
+
 def load(folder: Path, **config: Any) -> LoadedModel:
-    random_model(LlamaConfig(**(SIZES | config))).save_pretrained(folder)
+    model_of(**config).save_pretrained(folder)
     return load_model(str(folder), dtype=torch.float32, device=DEVICE, cache_dir=folder / "cache")
 
 
@@ -51,7 +60,7 @@ def test_layers_in_triton_answer_as_transformers_do(tmp_path: Path, kv_dtype: to
     loaded = load(tmp_path)
     assert layer_types(loaded) == {TritonLayer}
     found = outputs_of(run(make_engine(loaded, kv_dtype, token_budget=16, max_num_seqs=4), PROMPTS, NUM_TOKENS))
-    expected = [generate(random_model(LlamaConfig(**SIZES)), prompt, NUM_TOKENS) for prompt in PROMPTS]
+    expected = [generate(model_of(), prompt, NUM_TOKENS) for prompt in PROMPTS]
     if kv_dtype is None:
         assert found == expected
     else:  # rounded: the first token depends on one prompt's K and V only
@@ -82,3 +91,71 @@ def test_drawn_outputs_do_not_depend_on_the_batch(tmp_path: Path) -> None:
         return outputs_of(requests)
 
     assert outputs(PROMPTS[1:3])[1] == outputs(PROMPTS[2:3])[0]
+
+
+# --- CUDA graphs: recorded on a GPU; under the interpreter a graph is the forward itself ---
+
+
+class CountingCapture:
+    """Records forwards where there is a GPU, and counts."""
+
+    def __init__(self) -> None:
+        self._capture = CudaCapture() if DEVICE.type == "cuda" else None
+        self.num_graphs = self.num_replays = 0
+
+    def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
+        self.num_graphs += 1
+        replay = forward if self._capture is None else self._capture(forward)
+
+        def counted() -> None:
+            self.num_replays += 1
+            replay()
+
+        return counted
+
+
+def engine_with(loaded: LoadedModel, capture: Capture) -> tuple[Engine, ModelRunner]:
+    """Return an engine whose cache has one block more than it knows of, poisoned, and its runner."""
+    config = make_config(loaded)
+    runner = ModelRunner(loaded.model, config.num_blocks + 1, config.block_size, cuda_graphs=False)
+    runner.graphs = DecodeGraphs(loaded.model, runner.cache, config.num_blocks, capture)
+    return Engine(config, runner, loaded.identity, Detokenizer(lambda token_ids: "")), runner
+
+
+def test_steps_by_graphs_answer_as_those_without(tmp_path: Path) -> None:
+    """Three requests are filled up to four, then two remain, and one."""
+    loaded = load(tmp_path, num_hidden_layers=1)
+    lengths = (3, 6, 8)
+    expected = [generate(model_of(num_hidden_layers=1), prompt, n) for prompt, n in zip(PROMPTS, lengths, strict=False)]
+    capture = CountingCapture()
+    engine, runner = engine_with(loaded, capture)
+    requests = [
+        engine.add(str(n), prompt, SamplingParams(max_tokens=n, ignore_eos=True))
+        for prompt, n in zip(PROMPTS, lengths, strict=False)
+    ]
+    while engine.has_work:
+        engine.step()
+        engine.scheduler.check_integrity()
+    assert outputs_of(requests) == expected
+    assert (capture.num_graphs, capture.num_replays) == (3, 7)  # each token but the first ones, in a step
+    key_cache, _ = runner.cache.layers[0]
+    held = {block for block in range(key_cache.shape[0]) if bool(key_cache[block].any())}
+    assert max(held) == engine.config.num_blocks, "what fills a step up writes to the block that nobody owns"
+    assert bool(key_cache[-1, 0].any())
+    assert not bool(key_cache[-1, 1:].any())
+
+
+def test_a_model_that_cannot_be_recorded_runs_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    num_tries = 0
+
+    def refuse(forward: Callable[[], None]) -> Callable[[], None]:
+        nonlocal num_tries
+        num_tries += 1
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    loaded = load(tmp_path, num_hidden_layers=1)
+    engine, _ = engine_with(loaded, refuse)
+    found = outputs_of(run(engine, PROMPTS[3:], 4))
+    assert found == [generate(model_of(num_hidden_layers=1), PROMPTS[3], 4)]
+    assert num_tries == 1
+    assert "steps run without CUDA graphs: operation not permitted when stream is capturing" in caplog.messages
