@@ -56,7 +56,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
         draws.min_ps,
         draws.uniforms,
         logits.stride(0),
-        VOCAB_SIZE=vocab_size,
+        vocab_size,
         TILE_ELEMENTS=TILE_ELEMENTS,
         num_warps=NUM_WARPS,
         enable_fp_fusion=True,
@@ -67,8 +67,8 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
 @triton.jit  # type: ignore[untyped-decorator]
 def draw_row(  # type: ignore[no-untyped-def]
     tokens_ptr,  # [num_draws], int64
-    logits_ptr,  # [num_rows, VOCAB_SIZE], float32
-    copy_ptr,  # [num_draws, VOCAB_SIZE], float32: room for the logits that are still searched
+    logits_ptr,  # [num_rows, vocab_size], float32
+    copy_ptr,  # [num_draws, vocab_size], float32: room for the logits that are still searched
     rows_ptr,  # [num_draws], int64
     scales_ptr,  # [num_draws], float32: log2(e) / temperature
     top_ks_ptr,  # [num_draws], int64
@@ -76,44 +76,44 @@ def draw_row(  # type: ignore[no-untyped-def]
     min_ps_ptr,  # [num_draws], float64
     uniforms_ptr,  # [num_draws], float64
     row_stride,
-    VOCAB_SIZE: tl.constexpr,
+    vocab_size,
     TILE_ELEMENTS: tl.constexpr,
 ):
     """Make one draw. Grid: [num_draws]."""
     draw = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + tl.load(rows_ptr + draw) * row_stride
-    copy_ptr += draw * VOCAB_SIZE
+    copy_ptr += draw * vocab_size
     scale = tl.load(scales_ptr + draw)
     top_k = tl.load(top_ks_ptr + draw)
     top_p = tl.load(top_ps_ptr + draw)
     min_p = tl.load(min_ps_ptr + draw)
-    greatest = _greatest(row_ptr, VOCAB_SIZE, TILE_ELEMENTS)
+    greatest = _greatest(row_ptr, vocab_size, TILE_ELEMENTS)
 
     lowest = tl.full([], -2147483648, tl.int64)  # below all keys
     below = lowest  # all tokens that are left have larger keys
-    if (top_k > 0) & (top_k < VOCAB_SIZE):
-        key, num_above = _crossing(row_ptr, copy_ptr, greatest, scale, top_k, below, VOCAB_SIZE, TILE_ELEMENTS, True)
-        total = _mass(row_ptr, greatest, scale, key, 0, VOCAB_SIZE, TILE_ELEMENTS)
+    if (top_k > 0) & (top_k < vocab_size):
+        key, num_above = _crossing(row_ptr, copy_ptr, greatest, scale, top_k, below, vocab_size, TILE_ELEMENTS, True)
+        total = _mass(row_ptr, greatest, scale, key, 0, vocab_size, TILE_ELEMENTS)
         total += (top_k - num_above) * _weight_of(_value_of(key), greatest, scale)
         below = key - 1
     else:
-        total = _mass(row_ptr, greatest, scale, lowest, 0, VOCAB_SIZE, TILE_ELEMENTS)
+        total = _mass(row_ptr, greatest, scale, lowest, 0, vocab_size, TILE_ELEMENTS)
     if top_p < 1.0:
         limit = tl.minimum(_ceil(top_p * total.to(tl.float64)), total)
-        key, above = _crossing(row_ptr, copy_ptr, greatest, scale, limit, below, VOCAB_SIZE, TILE_ELEMENTS, False)
+        key, above = _crossing(row_ptr, copy_ptr, greatest, scale, limit, below, vocab_size, TILE_ELEMENTS, False)
         weight = _weight_of(_value_of(key), greatest, scale)
         total = above + (limit - above + weight - 1) // weight * weight
         below = key - 1
     if min_p > 0.0:
         # What min-p keeps and what is left so far are both the likeliest tokens: the fewer of them are in both.
         least = _ceil(min_p * 1099511627776.0)  # 2^40, the likeliest token's weight
-        total = tl.minimum(total, _mass(row_ptr, greatest, scale, lowest, least, VOCAB_SIZE, TILE_ELEMENTS))
+        total = tl.minimum(total, _mass(row_ptr, greatest, scale, lowest, least, vocab_size, TILE_ELEMENTS))
 
     drawn = (tl.load(uniforms_ptr + draw) * total.to(tl.float64)).to(tl.int64)
     drawn = tl.minimum(drawn, total - 1)  # a product that was rounded up
-    key, above = _crossing(row_ptr, copy_ptr, greatest, scale, drawn + 1, below, VOCAB_SIZE, TILE_ELEMENTS, False)
+    key, above = _crossing(row_ptr, copy_ptr, greatest, scale, drawn + 1, below, vocab_size, TILE_ELEMENTS, False)
     rank = (drawn - above) // _weight_of(_value_of(key), greatest, scale)
-    tl.store(tokens_ptr + draw, _token_at(row_ptr, key, rank, VOCAB_SIZE, TILE_ELEMENTS))
+    tl.store(tokens_ptr + draw, _token_at(row_ptr, key, rank, vocab_size, TILE_ELEMENTS))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -124,7 +124,7 @@ def _crossing(  # type: ignore[no-untyped-def]
     scale,
     limit,
     below,
-    VOCAB_SIZE: tl.constexpr,
+    vocab_size,
     TILE_ELEMENTS: tl.constexpr,
     COUNTS: tl.constexpr,
 ):
@@ -135,12 +135,12 @@ def _crossing(  # type: ignore[no-untyped-def]
     low, high = below, _key_of(greatest).to(tl.int64)
     none = tl.zeros([], tl.int64)
     low, high, above = _narrow(
-        row_ptr, VOCAB_SIZE, none, greatest, scale, limit, low, high, none, TILE_ELEMENTS, COUNTS, True
+        row_ptr, vocab_size, none, greatest, scale, limit, low, high, none, TILE_ELEMENTS, COUNTS, True
     )
     low, high, above = _narrow(
-        row_ptr, VOCAB_SIZE, none, greatest, scale, limit, low, high, above, TILE_ELEMENTS, COUNTS, False
+        row_ptr, vocab_size, none, greatest, scale, limit, low, high, above, TILE_ELEMENTS, COUNTS, False
     )
-    num_copied = _copy_between(copy_ptr, row_ptr, low, high, VOCAB_SIZE, TILE_ELEMENTS)
+    num_copied = _copy_between(copy_ptr, row_ptr, low, high, vocab_size, TILE_ELEMENTS)
     tl.debug_barrier()  # threads read what others copied
     above_copied = above
     while high - low > 1:
@@ -209,13 +209,13 @@ def _take(low, high, above, pivot, above_pivot, limit):  # type: ignore[no-untyp
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _copy_between(  # type: ignore[no-untyped-def]
-    copy_ptr, row_ptr, low, high, VOCAB_SIZE: tl.constexpr, TILE_ELEMENTS: tl.constexpr
+    copy_ptr, row_ptr, low, high, vocab_size, TILE_ELEMENTS: tl.constexpr
 ):
     """Copy the logits whose keys are in (low, high] side by side, and return how many they are."""
     num_copied = tl.zeros([], tl.int32)
-    for start in range(0, VOCAB_SIZE, TILE_ELEMENTS):
+    for start in range(0, vocab_size, TILE_ELEMENTS):
         token_ids = start + tl.arange(0, TILE_ELEMENTS)
-        mask = token_ids < VOCAB_SIZE
+        mask = token_ids < vocab_size
         values = tl.load(row_ptr + token_ids, mask=mask, other=0.0)
         keys = _key_of(values)
         inside = mask & (keys > low.to(tl.int32)) & (keys <= high.to(tl.int32))
@@ -227,38 +227,38 @@ def _copy_between(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _mass(  # type: ignore[no-untyped-def]
-    row_ptr, greatest, scale, key, least, VOCAB_SIZE: tl.constexpr, TILE_ELEMENTS: tl.constexpr
+    row_ptr, greatest, scale, key, least, vocab_size, TILE_ELEMENTS: tl.constexpr
 ):
     """Return the sum of the weights of at least `least` whose keys are larger than `key`."""
     masses = tl.zeros([TILE_ELEMENTS], tl.int64)
-    for start in range(0, VOCAB_SIZE, TILE_ELEMENTS):
+    for start in range(0, vocab_size, TILE_ELEMENTS):
         token_ids = start + tl.arange(0, TILE_ELEMENTS)
-        values = tl.load(row_ptr + token_ids, mask=token_ids < VOCAB_SIZE, other=float("-inf"))
+        values = tl.load(row_ptr + token_ids, mask=token_ids < vocab_size, other=float("-inf"))
         weights = _weight_of(values, greatest, scale)
         masses += tl.where((_key_of(values) > key.to(tl.int32)) & (weights >= least), weights, 0)
     return tl.sum(masses, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _greatest(row_ptr, VOCAB_SIZE: tl.constexpr, TILE_ELEMENTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _greatest(row_ptr, vocab_size, TILE_ELEMENTS: tl.constexpr):  # type: ignore[no-untyped-def]
     greatest = tl.full([TILE_ELEMENTS], float("-inf"), tl.float32)
-    for start in range(0, VOCAB_SIZE, TILE_ELEMENTS):
+    for start in range(0, vocab_size, TILE_ELEMENTS):
         token_ids = start + tl.arange(0, TILE_ELEMENTS)
-        values = tl.load(row_ptr + token_ids, mask=token_ids < VOCAB_SIZE, other=float("-inf"))
+        values = tl.load(row_ptr + token_ids, mask=token_ids < vocab_size, other=float("-inf"))
         greatest = tl.maximum(greatest, values)
     return tl.max(greatest, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _token_at(  # type: ignore[no-untyped-def]
-    row_ptr, key, rank, VOCAB_SIZE: tl.constexpr, TILE_ELEMENTS: tl.constexpr
+    row_ptr, key, rank, vocab_size, TILE_ELEMENTS: tl.constexpr
 ):
     """Return the token that is number `rank`, from 0, of those with one key."""
     token = tl.zeros([], tl.int64)
     num_seen = tl.zeros([], tl.int64)
-    for start in range(0, VOCAB_SIZE, TILE_ELEMENTS):
+    for start in range(0, vocab_size, TILE_ELEMENTS):
         token_ids = start + tl.arange(0, TILE_ELEMENTS)
-        mask = token_ids < VOCAB_SIZE
+        mask = token_ids < vocab_size
         keys = _key_of(tl.load(row_ptr + token_ids, mask=mask, other=0.0))
         matches = mask & (keys == key.to(tl.int32))
         ranks = num_seen + tl.cumsum(matches.to(tl.int32), 0) - 1

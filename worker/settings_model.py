@@ -103,6 +103,9 @@ class Settings(BaseModel):
     native_kernels: bool = Field(
         default=True, description="on a CPU with bfloat16 units: C kernels, where there is a compiler (cc)"
     )
+    cuda_graphs: bool = Field(
+        default=True, description="on a GPU: steps that only decode are recorded once and then started with one call"
+    )
     enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of equal prefixes")
     speculation: Literal["off", "ngram", "draft"] = Field(
         default="off",

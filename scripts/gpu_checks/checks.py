@@ -14,7 +14,7 @@ from tests.engine.tiny_configs import SERVED
 from tests.engine.tiny_models import generate, make_engine, outputs_of, random_model, run
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ("attention", "cache", "copy", "layer_parts", "quantised", "rotary", "sampling")
+KERNELS = ("attention", "cache", "copy", "layer_parts", "quantised", "rotary", "sampling", "static_plan")
 KERNEL_TESTS = [f"tests/kernels/test_triton_{name}.py" for name in KERNELS] + ["tests/engine/test_triton_engine.py"]
 MODELS = (
     "llama",

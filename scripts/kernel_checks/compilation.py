@@ -48,6 +48,7 @@ POINTER_TYPES = {  # of those not to the model's dtype
 
 CACHE_TYPES = {Form.INT8: "*i8", Form.FP8: "*fp8e4nv"}
 CACHE_DTYPES = {Form.INT8: torch.int8, Form.FP8: torch.float8_e4m3fn}
+ROW_SIZES = ("row_stride", "vocab_size")  # of logits: what a model makes them, not always multiples of 16
 SCALE_STRIDES = ("scale_block_stride", "scale_slot_stride", "scale_head_stride")
 
 Constants: TypeAlias = dict[str, int | float | None]
@@ -182,7 +183,7 @@ def _launch_rotate(case: Case) -> Launch:
 
 
 def _launch_draw(case: Case) -> Launch:
-    constants: Constants = {"VOCAB_SIZE": case.width, "TILE_ELEMENTS": triton_sampling.TILE_ELEMENTS}
+    constants: Constants = {"TILE_ELEMENTS": triton_sampling.TILE_ELEMENTS}
     return triton_sampling.draw_row, constants, {"num_warps": triton_sampling.NUM_WARPS}
 
 
@@ -211,7 +212,7 @@ def _source(function: Any, constants: Constants, case: Case) -> ASTSource:
             signature[name] = _pointer_type(name, case)
         else:
             signature[name] = SCALAR_TYPES.get(name, "i32")
-        divides = name != "row_stride" or case.width % 16 == 0
+        divides = name not in ROW_SIZES or case.width % 16 == 0
         if signature[name].startswith(("*", "i")) and divides and not parameter.do_not_specialize:
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(function, signature, constexprs=constants, attrs=attributes)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_kernels_equal_their_oracles_under_the_interpreter() -> None:
-    names = ("attention", "cache", "copy", "layer_parts", "quantised", "rotary", "sampling")
+    names = ("attention", "cache", "copy", "layer_parts", "quantised", "rotary", "sampling", "static_plan")
     modules = [f"tests/kernels/test_triton_{name}.py" for name in names]
     modules.append("tests/engine/test_triton_engine.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *modules]

@@ -89,7 +89,14 @@ def _build_flow(
     tokenizer = Tokenizer(loaded.folder)
     detokenizer = tokenizer.detokenizer
     kv_dtype = _kv_dtype(settings, loaded)
-    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size, kv_dtype, config.num_host_blocks)
+    runner = ModelRunner(
+        loaded.model,
+        config.num_blocks,
+        config.block_size,
+        kv_dtype,
+        config.num_host_blocks,
+        cuda_graphs=settings.cuda_graphs,
+    )
     device, bytes_per_block = loaded.model.device, runner.cache.shape.bytes_per_block
     model = ServedModel(
         engine=Engine(

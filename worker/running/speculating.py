@@ -41,6 +41,6 @@ def speculation(
     if draft is None:
         return Speculation(PromptLookup(), settings.max_draft_tokens)
     own = replace(config, max_model_len=draft.model.max_model_len, window=draft.model.window)
-    runner = watched(ModelRunner(draft.model, own.num_blocks, own.block_size))
+    runner = watched(ModelRunner(draft.model, own.num_blocks, own.block_size, cuda_graphs=settings.cuda_graphs))
     drafter = DraftModel(runner, own, draft.identity.name, model.identity.vocab_size, time.monotonic)
     return Speculation(drafter, settings.max_draft_tokens)
