@@ -75,15 +75,16 @@ class KVCache:
         self.scales: tuple[KVScales | None, ...] = tuple(_scales_of(memory) for memory in of_layers)
         self.tiles: tuple[CacheStruct, ...] | None = None
         if shape.is_tiled:
-            pairs = zip(self.layers, shape.layers, strict=True)
-            self.tiles = tuple(struct_of_cache(*tensors, layer.head_dim) for tensors, layer in pairs)
+            triples = zip(self.layers, self.scales, shape.layers, strict=True)
+            self.tiles = tuple(struct_of_cache(*kv, layer.head_dim, scales) for kv, scales, layer in triples)
 
     def _allocate(self, layer: AttentionLayer, device: torch.device) -> list[Tensor]:
+        sizes = (2, self.num_blocks, self.shape.block_size, layer.num_kv_heads)
         if self.shape.is_tiled:
             elements = self.shape.block_size * layer.head_dim
-            return [_lazy_zeros((2, layer.num_kv_heads, self.num_blocks, elements), self.shape.dtype).transpose(1, 2)]
-        sizes = (2, self.num_blocks, self.shape.block_size, layer.num_kv_heads)
-        numbers = _zeros((*sizes, layer.head_dim), self.shape.dtype, device)
+            numbers = _lazy_zeros((2, layer.num_kv_heads, self.num_blocks, elements), self.shape.dtype).transpose(1, 2)
+        else:
+            numbers = _zeros((*sizes, layer.head_dim), self.shape.dtype, device)
         return [numbers, _zeros((*sizes, 1), SCALE_DTYPE, device)] if self.shape.is_quantised else [numbers]
 
     def layer(self, index: int) -> tuple[tuple[Tensor, Tensor], KVScales | None]:

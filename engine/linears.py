@@ -36,7 +36,8 @@ class PackedLinear(nn.Module):
 
 
 class NativeLinear(nn.Module):
-    """A linear layer multiplied by the C kernels, its weight in their tiles. A row's result depends on nothing else."""
+    """A linear layer multiplied by the C kernels, its weight in their tiles: in bfloat16, or in int8 with a scale for
+    each output. A row's result depends on nothing else."""
 
     def __init__(self, native: NativeKernels, matrix: TiledMatrix, output: torch.dtype = torch.bfloat16) -> None:
         """`output` is the type of what it returns: bfloat16, or float32, which is not rounded."""
@@ -131,7 +132,7 @@ class LinearMaker:
     ) -> None:
         """`native` are the C kernels, for a model in bfloat16 on a CPU. Raises UnsupportedModel for numerics that the
         device does not have."""
-        if numerics.weights is Weights.INT8 and not has_int8(device):
+        if numerics.weights is Weights.INT8 and native is None and not has_int8(device):
             raise UnsupportedModel(f"weights=int8 needs a CPU with AVX-512 VNNI; the device is {device.type}")
         self._numerics = numerics
         self._native = native
@@ -145,20 +146,26 @@ class LinearMaker:
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Return a layer for weight, [num_outputs, num_columns]."""
         layer = self._plain(weight, bias)
-        return RowTiles(layer, self._sizes_for(weight)) if self._numerics.batch_invariant else layer
+        if not self._numerics.batch_invariant or isinstance(layer, NativeLinear):
+            return layer
+        return RowTiles(layer, self._sizes_for(weight))
 
     def make_head(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Return the layer whose outputs are logits: not rounded where that costs nothing."""
-        if self._native is None or self._numerics.weights is Weights.INT8:
+        if self._native is None:
             return self.make(weight, bias)
-        return NativeLinear(self._native, TiledMatrix.of(weight, bias), torch.float32)
+        return NativeLinear(self._native, self._tiled(weight, bias), torch.float32)
 
     def _plain(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        if self._native is not None:
+            return NativeLinear(self._native, self._tiled(weight, bias))
         if self._numerics.weights is Weights.INT8:
             return Int8Linear(weight, bias)
-        if self._native is not None:
-            return NativeLinear(self._native, TiledMatrix.of(weight, bias))
         return PackedLinear(weight, bias) if self._packs else _linear(weight, bias)
+
+    def _tiled(self, weight: Tensor, bias: Tensor | None) -> TiledMatrix:
+        is_int8 = self._numerics.weights is Weights.INT8
+        return TiledMatrix.int8(weight, bias) if is_int8 else TiledMatrix.of(weight, bias)
 
     def _sizes_for(self, weight: Tensor) -> tuple[int, ...]:
         if self._numerics.weights is Weights.INT8:

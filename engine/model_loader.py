@@ -88,7 +88,7 @@ def load_model(
     """
     if source.startswith(("/", "./", "../", "~")) and not Path(source).exists():
         raise ModelNotFound(f"model {source!r} does not exist")
-    has_use = native_kernels and device.type == "cpu" and dtype is torch.bfloat16 and not numerics.batch_invariant
+    has_use = native_kernels and device.type == "cpu" and dtype is torch.bfloat16
     build = NativeBuild(cache_dir) if has_use else None
     try:
         plain = _plain_source(source, dtype, cache_dir)

@@ -173,9 +173,8 @@ class PagedModel:
 
     def kv_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> KVShape:
         """Return the shape of a cache of `kv_dtype`, the model's type where that is None."""
-        dtype = kv_dtype or self.dtype
-        is_tiled = self.native is not None and dtype is self.dtype and block_size % GROUP == 0
-        return KVShape(self.layers, block_size, dtype, is_tiled)
+        is_tiled = self.native is not None and block_size % GROUP == 0
+        return KVShape(self.layers, block_size, kv_dtype or self.dtype, is_tiled)
 
     def build_input(self, plan: SchedulerOutput, cache: KVCache) -> ModelInput:
         """Return a step's tensors on the model's device."""
@@ -209,7 +208,7 @@ class PagedModel:
     ) -> AttentionPlan:
         if cache.tiles is not None:
             assert self.native is not None, "tiled caches are for the C kernels"
-            step = plan_step(batch, num_heads // num_kv_heads, rules.window, shares_prefixes=True)
+            step = plan_step(batch, num_heads // num_kv_heads, rules.window, is_invariant=self.batch_invariant)
             return NativePlan(self.native, step)
         return ops.plan_attention(
             batch,

@@ -7,15 +7,12 @@
  * are cut, not on which other queries a task has. */
 #pragma once
 
-#include <math.h>
-
 #include "cache.h"
 #include "matrix.h"
 
 #define KEY_TILE 64   /* keys whose scores are in hand at a time */
 #define MAX_ROWS 128  /* query rows, of all heads of a KV head, that a task may have */
-#define MAX_DIM 256   /* of a head */
-#define LINE 32       /* elements of a line of the processor's cache */
+#define LINE 64       /* bytes of a line of the processor's cache */
 
 /* A step's plan, the same for all layers of one shape of heads and one window. */
 typedef struct {
@@ -50,6 +47,10 @@ typedef struct {
     float largest[MAX_ROWS], totals[MAX_ROWS], rescale[2 * TILE_ROWS];
     int64_t first_keys[MAX_ROWS], stop_keys[MAX_ROWS], positions[MAX_ROWS];
     float slopes[MAX_ROWS];
+    /* Of a cache of numbers of one byte: the tile's keys, and the scales. */
+    bf16 keys[KEY_TILE * MAX_DIM];
+    float key_scales[KEY_TILE], value_scales[KEY_TILE];
+    Fp8Table fp8;
 } __attribute__((aligned(64))) Workspace;
 
 INLINE __m512 softcap_ps(__m512 x, float cap) {
@@ -67,12 +68,15 @@ INLINE float *scores_at(Workspace *w, int row, int group) {
 }
 
 /* Do to a row's products what else makes them scores: scale, softcap, slope, mask. */
-INLINE void rule(Workspace *w, const Heads *heads, int first_row, int row, int64_t start, int64_t run_start) {
+INLINE void rule(Workspace *w, const Heads *heads, int first_row, int row, int64_t start, int64_t run_start,
+                 int has_scales) {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const int64_t first = w->first_keys[first_row + row] - start, stop = w->stop_keys[first_row + row] - start;
     for (int c = 0; c < GROUPS; c++) {
         float *scores = scores_at(w, row, c);
         __m512 s = _mm512_mul_ps(_mm512_loadu_ps(scores), _mm512_set1_ps(heads->scale));
+        if (has_scales)
+            s = _mm512_mul_ps(s, _mm512_loadu_ps(w->key_scales + c * GROUP));
         if (heads->softcap != 0.0f)
             s = softcap_ps(s, heads->softcap);
         const __m512i keys = _mm512_add_epi32(lanes, _mm512_set1_epi32(c * GROUP));
@@ -89,7 +93,7 @@ INLINE void rule(Workspace *w, const Heads *heads, int first_row, int row, int64
 
 /* Turn the scores of sixteen rows, of which `count` are in use, into weights beside what they have so far; `rescale` is
  * what that is to be multiplied by. Scores are products times `scale`. */
-INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale) {
+INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale, int has_scales) {
     float found[TILE_ROWS] __attribute__((aligned(64)));
     for (int r = 0; r < TILE_ROWS; r++)
         found[r] = -INFINITY;
@@ -113,11 +117,14 @@ INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale) 
         for (int c = 0; c < GROUPS; c++)
             weights[c] = exp_ps(_mm512_fmsub_ps(_mm512_loadu_ps(scores_at(w, row + r, c)), _mm512_set1_ps(scale),
                                                 _mm512_set1_ps(bases[r])));
+        totals[r] = _mm512_reduce_add_ps(
+            _mm512_add_ps(_mm512_add_ps(weights[0], weights[1]), _mm512_add_ps(weights[2], weights[3])));
+        if (has_scales)
+            for (int c = 0; c < GROUPS; c++)
+                weights[c] = _mm512_mul_ps(weights[c], _mm512_loadu_ps(w->value_scales + c * GROUP));
         for (int c = 0; c < GROUPS; c += 2)
             _mm512_storeu_si512(w->weights[row / TILE_ROWS] + c / 2 * TILE_SIZE + (row % TILE_ROWS + r) * TILE_DEPTH,
                                 (__m512i)_mm512_cvtne2ps_pbh(weights[c + 1], weights[c]));
-        totals[r] = _mm512_reduce_add_ps(
-            _mm512_add_ps(_mm512_add_ps(weights[0], weights[1]), _mm512_add_ps(weights[2], weights[3])));
     }
     _mm512_storeu_ps(&w->rescale[row], rescale);
     _mm512_storeu_ps(&w->largest[first_row + row], largest);
@@ -128,7 +135,7 @@ INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale) 
 /* One tile of keys for `num_a` row tiles of queries from `first_row` on, `count` rows. `is_plain`: its rows see all of
  * the tile, and scores are just scaled. */
 INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const int num_a, int count, int64_t start,
-                        int64_t run_start, const bf16 *const keys[GROUPS], int is_plain) {
+                        int64_t run_start, const bf16 *const keys[GROUPS], int is_plain, int has_scales) {
     const int64_t dim = heads->head_dim, depth = dim / TILE_DEPTH;
     const bf16 *queries = w->queries + first_row / TILE_ROWS * depth * TILE_SIZE;
     for (int pair = 0; pair < GROUPS / 2; pair++)
@@ -136,9 +143,10 @@ INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const i
                        depth, w->scores[pair][0][0]);
     if (!is_plain)
         for (int row = 0; row < count; row++)
-            rule(w, heads, first_row, row, start, run_start);
+            rule(w, heads, first_row, row, start, run_start, has_scales);
     for (int row = 0; row < count; row += TILE_ROWS)
-        weigh(w, first_row, row, count - row < TILE_ROWS ? count - row : TILE_ROWS, is_plain ? heads->scale : 1.0f);
+        weigh(w, first_row, row, count - row < TILE_ROWS ? count - row : TILE_ROWS, is_plain ? heads->scale : 1.0f,
+              has_scales);
     for (int64_t d = 0; d < dim; d += 2 * LANES) {
         float products[4 * 256] __attribute__((aligned(64)));
         multiply_tiles(w->weights[0], KEY_TILE * TILE_ROWS, num_a, count, w->values + d * KEY_TILE, LANES * KEY_TILE, 2,
@@ -153,19 +161,36 @@ INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const i
     }
 }
 
-/* Put the values of a tile's groups beside each other, as column tiles that are KEY_TILE keys deep. */
-INLINE void join_values(Workspace *w, const bf16 *const values[GROUPS], int64_t dim) {
-    for (int c = 0; c < GROUPS; c++)
-        for (int64_t d = 0; d < dim; d += LANES)
-            for (int i = 0; i < TILE_SIZE / 2; i += 2 * LANES)
-                _mm512_storeu_si512(w->values + d * KEY_TILE + c * (TILE_SIZE / 2) + i,
-                                    _mm512_loadu_si512(values[c] + d * GROUP + i));
+/* Put a group's values where they lie in column tiles that are KEY_TILE keys deep; `c` is its place in the tile. */
+INLINE void join_values(Workspace *w, const bf16 *group, int c, int64_t dim) {
+    for (int64_t d = 0; d < dim; d += LANES)
+        for (int i = 0; i < TILE_SIZE / 2; i += 2 * LANES)
+            _mm512_storeu_si512(w->values + d * KEY_TILE + c * (TILE_SIZE / 2) + i,
+                                _mm512_loadu_si512(group + d * GROUP + i));
 }
 
 /* Ask for a group that will be wanted a tile later: blocks are too short for the processor to foresee what follows. */
-INLINE void fetch(const bf16 *group, int64_t dim) {
-    for (int64_t i = 0; i < GROUP * dim; i += LINE)
-        _mm_prefetch((const char *)(group + i), _MM_HINT_T0);
+INLINE void fetch(const void *group, int64_t num_bytes) {
+    for (int64_t i = 0; i < num_bytes; i += LINE)
+        _mm_prefetch((const char *)group + i, _MM_HINT_T0);
+}
+
+/* Take in a group of keys and values, the c-th of a tile. Returns the keys. */
+INLINE const bf16 *take_group(Workspace *w, const Cache *cache, int64_t kv_head, int64_t slot, int c, int64_t dim) {
+    const void *keys = group_at(cache->keys, cache, kv_head, slot, dim);
+    const void *values = group_at(cache->values, cache, kv_head, slot, dim);
+    if (cache->kind == AS_THEY_ARE) {
+        join_values(w, values, c, dim);
+        return keys;
+    }
+    bf16 wide[GROUP * MAX_DIM];
+    widen(values, GROUP * dim, cache->kind, &w->fp8, wide);
+    join_values(w, wide, c, dim);
+    widen(keys, GROUP * dim, cache->kind, &w->fp8, w->keys + c * GROUP * dim);
+    const int64_t at = kv_head * cache->num_slots + slot;
+    _mm512_storeu_ps(w->key_scales + c * GROUP, load_bf16(cache->key_scales + at));
+    _mm512_storeu_ps(w->value_scales + c * GROUP, load_bf16(cache->value_scales + at));
+    return w->keys + c * GROUP * dim;
 }
 
 /* Take in the queries of a task's members. Returns the number of rows. */
@@ -194,6 +219,7 @@ static void attend(const Plan *p, const Heads *heads, const Cache *cache, int64_
                    const bf16 *query, int64_t query_stride, float *parts, Workspace *w) {
     const int64_t dim = heads->head_dim, per_head = heads->num_heads / heads->num_kv_heads;
     const int64_t *blocks = p->blocks + p->task_blocks[task], run_start = p->run_starts[task];
+    const int has_scales = cache->kind != AS_THEY_ARE;
     const int num_rows = take_queries(w, p, heads, task, kv_head, query, query_stride);
     int64_t first_key = INT64_MAX, stop_key = 0;
     for (int row = 0; row < num_rows; row++) {
@@ -204,33 +230,31 @@ static void attend(const Plan *p, const Heads *heads, const Cache *cache, int64_
     const int64_t first_group = first_key / GROUP, last_group = (stop_key - 1) / GROUP;
     /* Tiles begin at multiples of their size in the sequence, wherever the run and the first key of these queries are. */
     for (int64_t start = (run_start + first_key) / KEY_TILE * KEY_TILE - run_start; start < stop_key; start += KEY_TILE) {
-        const bf16 *keys[GROUPS], *values[GROUPS];
+        const bf16 *keys[GROUPS];
         for (int c = 0; c < GROUPS; c++) {
             /* For what none sees, a group that is seen stands in: no weight of 0 stops another sequence's NaN. */
             int64_t group = start / GROUP + c;
             group = group < first_group ? first_group : group > last_group ? last_group : group;
             int64_t slot = blocks[group / groups_a_block] * p->block_size + group % groups_a_block * GROUP;
-            keys[c] = group_at(cache->keys, cache, kv_head, slot, dim);
-            values[c] = group_at(cache->values, cache, kv_head, slot, dim);
+            keys[c] = take_group(w, cache, kv_head, slot, c, dim);
             group = start / GROUP + c + GROUPS;
             if (group <= last_group) {
                 slot = blocks[group / groups_a_block] * p->block_size + group % groups_a_block * GROUP;
-                fetch(group_at(cache->keys, cache, kv_head, slot, dim), dim);
-                fetch(group_at(cache->values, cache, kv_head, slot, dim), dim);
+                fetch(group_at(cache->keys, cache, kv_head, slot, dim), GROUP * dim * element_size(cache));
+                fetch(group_at(cache->values, cache, kv_head, slot, dim), GROUP * dim * element_size(cache));
             }
         }
-        join_values(w, values, dim);
         for (int row = 0; row < num_rows; row += 2 * TILE_ROWS) {
             const int count = num_rows - row < 2 * TILE_ROWS ? num_rows - row : 2 * TILE_ROWS;
-            int is_seen = 0, is_plain = heads->softcap == 0.0f && !heads->slopes;
+            int is_seen = 0, is_plain = heads->softcap == 0.0f && !heads->slopes && !has_scales;
             for (int r = row; r < row + count; r++) {
                 is_seen |= w->first_keys[r] < start + KEY_TILE && w->stop_keys[r] > start;
                 is_plain &= w->first_keys[r] <= start && w->stop_keys[r] >= start + KEY_TILE;
             }
             if (is_seen && count > TILE_ROWS)
-                attend_tile(w, heads, row, 2, count, start, run_start, keys, is_plain);
+                attend_tile(w, heads, row, 2, count, start, run_start, keys, is_plain, has_scales);
             else if (is_seen)
-                attend_tile(w, heads, row, 1, count, start, run_start, keys, is_plain);
+                attend_tile(w, heads, row, 1, count, start, run_start, keys, is_plain, has_scales);
         }
     }
     for (int row = 0; row < num_rows; row++) {
@@ -275,6 +299,8 @@ INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t head
 INLINE void attend_all(const Plan *p, const Heads *heads, const Cache *cache, const bf16 *query, int64_t query_stride,
                        float *parts, bf16 *output, const int is_tiled) {
     Workspace w;
+    if (cache->kind == FP8)
+        w.fp8 = fp8_table();
 #pragma omp for schedule(dynamic, 1)
     for (int64_t unit = 0; unit < p->num_tasks * heads->num_kv_heads; unit++)
         attend(p, heads, cache, unit / heads->num_kv_heads, unit % heads->num_kv_heads, query, query_stride, parts, &w);

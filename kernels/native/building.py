@@ -21,7 +21,7 @@ from kernels.native.toolchain import COMPILERS, cpu_flags, find_compiler, is_sup
 logger = logging.getLogger(__name__)
 
 SOURCES = ("linear.c", "attention.c", "decoder_layer.c")
-HEADERS = ("vectors.h", "tiles.h", "matrix.h", "cache.h", "attention.h")
+HEADERS = ("vectors.h", "tiles.h", "widening.h", "matrix.h", "cache.h", "attention.h")
 # No -ffast-math: what is not finite must stay so.
 WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")

@@ -2,17 +2,21 @@
 #pragma once
 
 #include <omp.h>
+#include <stdlib.h>
 
 #include "tiles.h"
+#include "widening.h"
 
 #define ROW_BLOCK 8  /* row tiles that a unit of work has at most: they stay in the processor's cache */
 #define PAIR_BLOCK 8 /* pairs of column tiles, too */
 #define UNITS_A_THREAD 4
 
-/* y = x tiles + bias, padded with zeros to whole tiles. */
+/* y = x tiles + bias, padded with zeros to whole tiles. Elements of int8 are to be multiplied with their column's scale.
+ */
 typedef struct {
-    const bf16 *tiles; /* column tiles of [depth, num_columns] */
-    const bf16 *bias;  /* [num_columns], or null */
+    const void *tiles;   /* column tiles of [depth, num_columns] */
+    const float *scales; /* [num_columns] of int8, or null: bfloat16 */
+    const bf16 *bias;    /* [num_columns], or null */
     int64_t num_columns, depth;
 } Matrix;
 
@@ -46,6 +50,8 @@ INLINE void finish_row(const Matrix *m, const enum Finish finish, int64_t row, i
         const int64_t left = m->num_columns - column - j * TILE_ROWS;
         const __mmask16 mask = left >= LANES ? 0xffff : (__mmask16)((1 << left) - 1);
         found[j] = _mm512_loadu_ps(sums + j * 256);
+        if (m->scales)
+            found[j] = _mm512_mul_ps(found[j], _mm512_maskz_loadu_ps(mask, m->scales + column + j * TILE_ROWS));
         if (m->bias)
             found[j] = _mm512_add_ps(found[j], load_some_bf16(m->bias + column + j * TILE_ROWS, mask));
         if (finish == AS_FLOAT)
@@ -61,14 +67,25 @@ INLINE void finish_row(const Matrix *m, const enum Finish finish, int64_t row, i
         store_bf16(in_row_tiles(y, width, row, column / 2), _mm512_mul_ps(silu_ps(found[0]), found[1]));
 }
 
+/* The column tiles from `column` on, `num_b` of them. `room` is for those of int8. */
+INLINE const bf16 *columns_at(const Matrix *m, int64_t column, int num_b, bf16 *room) {
+    const int64_t num_k = tiles_of(m->depth, TILE_DEPTH), first = column / TILE_ROWS * num_k * TILE_SIZE;
+    if (!m->scales)
+        return (const bf16 *)m->tiles + first;
+    widen((const uint8_t *)m->tiles + first, num_b * num_k * TILE_SIZE, INT8, NULL, room);
+    return room;
+}
+
+/* Rows from `first_row` on, `num_a` row tiles of them, with `num_b` column tiles: those of `column` on. */
 INLINE void multiply_pair(const Matrix *m, const enum Finish finish, const bf16 *rows, int64_t first_row, const int num_a,
-                          int64_t num_rows, int64_t column, const int num_b, void *y, int64_t width) {
+                          int64_t num_rows, const bf16 *columns, int64_t column, const int num_b, void *y,
+                          int64_t width) {
     const int64_t num_k = tiles_of(m->depth, TILE_DEPTH);
     const int64_t left = num_rows - first_row;
     const int count = left < num_a * TILE_ROWS ? (int)left : num_a * TILE_ROWS;
     float sums[4 * 256] __attribute__((aligned(64)));
     multiply_tiles(rows + first_row / TILE_ROWS * num_k * TILE_SIZE, num_k * TILE_SIZE, num_a, count,
-                   m->tiles + column / TILE_ROWS * num_k * TILE_SIZE, num_k * TILE_SIZE, num_b, num_k, sums);
+                   columns, num_k * TILE_SIZE, num_b, num_k, sums);
     for (int r = 0; r < count; r++)
         finish_row(m, finish, first_row + r, column, num_b,
                    sums + r / TILE_ROWS * num_b * 256 + r % TILE_ROWS * LANES, y, width);
@@ -83,6 +100,10 @@ INLINE void multiply_matrix(const Matrix *m, const enum Finish finish, const bf1
     int64_t pair_block = num_pairs / (omp_get_num_threads() * UNITS_A_THREAD);
     pair_block = pair_block < 1 ? 1 : pair_block > PAIR_BLOCK ? PAIR_BLOCK : pair_block;
     const int64_t num_units = tiles_of(num_pairs, pair_block) * row_blocks;
+    const size_t room_bytes = (size_t)tiles_of(m->depth, TILE_DEPTH) * 2 * TILE_SIZE * sizeof(bf16);
+    bf16 *room = m->scales ? aligned_alloc(64, room_bytes) : NULL;
+    if (m->scales && !room)
+        abort(); /* a thread has no way to say that there is no memory */
 #pragma omp for schedule(dynamic, 1)
     for (int64_t unit = 0; unit < num_units; unit++) {
         const int64_t first_pair = unit / row_blocks * pair_block, first_row = unit % row_blocks * row_block;
@@ -91,17 +112,19 @@ INLINE void multiply_matrix(const Matrix *m, const enum Finish finish, const bf1
         for (int64_t pair = first_pair; pair < stop_pair; pair++) {
             const int64_t column = pair * 2 * TILE_ROWS;
             const int num_b = m->num_columns - column > TILE_ROWS ? 2 : 1;
+            const bf16 *columns = columns_at(m, column, num_b, room);
             for (int64_t row = first_row; row < stop_row; row += 2 * TILE_ROWS) {
                 const int num_a = stop_row - row > TILE_ROWS ? 2 : 1;
                 if (num_a == 2 && num_b == 2)
-                    multiply_pair(m, finish, rows, row, 2, num_rows, column, 2, y, width);
+                    multiply_pair(m, finish, rows, row, 2, num_rows, columns, column, 2, y, width);
                 else if (num_b == 2)
-                    multiply_pair(m, finish, rows, row, 1, num_rows, column, 2, y, width);
+                    multiply_pair(m, finish, rows, row, 1, num_rows, columns, column, 2, y, width);
                 else if (num_a == 2)
-                    multiply_pair(m, finish, rows, row, 2, num_rows, column, 1, y, width);
+                    multiply_pair(m, finish, rows, row, 2, num_rows, columns, column, 1, y, width);
                 else
-                    multiply_pair(m, finish, rows, row, 1, num_rows, column, 1, y, width);
+                    multiply_pair(m, finish, rows, row, 1, num_rows, columns, column, 1, y, width);
             }
         }
     }
+    free(room);
 }

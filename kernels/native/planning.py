@@ -16,6 +16,7 @@ MAX_ROWS = 128  # query rows, of all heads of a KV head, that a task may have
 MAX_HEAD_DIM = 256
 DIM_MULTIPLE = 32
 SPLIT_KEYS = 1024  # a task's keys at most, so that one long sequence has work for all threads
+INVARIANT_SPLIT_KEYS = 256  # where the cuts must not depend on what is shared: shared runs are whole splits then
 _COUNTS = ("num_tokens", "num_tasks", "num_members", "block_size")
 _TABLES = (
     "positions",
@@ -54,7 +55,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A query token, and the positions that it sees, or sees of a run of blocks."""
+    """A query token, and the positions that it sees."""
 
     token: int
     first_key: int  # keys [first_key, stop_key)
@@ -65,6 +66,8 @@ class _Query:
 class _Tables:
     """The tasks so far."""
 
+    block_size: int
+    split: int  # keys of a task at most, whole blocks
     num_members: list[int] = field(default_factory=list)  # by task
     num_blocks: list[int] = field(default_factory=list)  # by task
     run_starts: list[int] = field(default_factory=list)  # by task
@@ -73,40 +76,47 @@ class _Tables:
     first_keys: list[int] = field(default_factory=list)
     stop_keys: list[int] = field(default_factory=list)
 
-    def add(self, queries: Sequence[_Query], block_ids: Sequence[int], start: int) -> None:
-        """Add a task: a run of blocks, the first of whose keys has position `start`, and who looks at it."""
-        self.num_members.append(len(queries))
-        self.num_blocks.append(len(block_ids))
-        self.run_starts.append(start)
-        self.blocks += block_ids
-        self.members += [query.token for query in queries]
-        self.first_keys += [query.first_key - start for query in queries]
-        self.stop_keys += [query.stop_key - start for query in queries]
+    def add(self, queries: Sequence[_Query], block_ids: Sequence[int], first_key: int, stop_key: int) -> None:
+        """Add tasks over keys [first_key, stop_key) of a sequence's blocks, cut at multiples of `split`."""
+        for cut in range(first_key // self.split * self.split, stop_key, self.split):
+            first, stop = max(first_key, cut), min(stop_key, cut + self.split)
+            first_block = first // self.block_size
+            start = first_block * self.block_size
+            looking = [query for query in queries if query.first_key < stop and query.stop_key > first]
+            blocks = block_ids[first_block : -(-stop // self.block_size)]
+            self.num_members.append(len(looking))
+            self.num_blocks.append(len(blocks))
+            self.run_starts.append(start)
+            self.blocks += blocks
+            self.members += [query.token for query in looking]
+            self.first_keys += [max(query.first_key, first) - start for query in looking]
+            self.stop_keys += [min(query.stop_key, stop) - start for query in looking]
 
 
-def plan_step(batch: PagedBatch, queries_per_kv_head: int, window: int | None, *, shares_prefixes: bool) -> StepPlan:
-    """Plan all queries of a step. A window of w leaves w keys to each, its own included. With `shares_prefixes`, blocks
-    that several sequences begin with are read once for all of them; without, where a query's keys are cut depends on
-    their positions alone, and so its bits do."""
-    tables = _Tables()
+def plan_step(batch: PagedBatch, queries_per_kv_head: int, window: int | None, *, is_invariant: bool) -> StepPlan:
+    """Plan all queries of a step. A window of w leaves w keys to each, its own included. Blocks that several sequences
+    begin with are read once for all of them. If the plan `is_invariant`, where a query's keys are cut depends on their
+    positions alone, and so its bits do not depend on what else is in the step."""
+    split = -(-(INVARIANT_SPLIT_KEYS if is_invariant else SPLIT_KEYS) // batch.block_size) * batch.block_size
+    tables = _Tables(batch.block_size, split)
     starts = [0, *accumulate(sequence.num_new for sequence in batch.sequences)]
     queries = [_queries(start, s, window) for start, s in zip(starts, batch.sequences, strict=False)]
     most = MAX_ROWS // queries_per_kv_head
     behind = [0] * len(queries)  # by sequence: its first key that no shared run has
-    for members, block_ids in _shared_runs(batch, window) if shares_prefixes else ():
+    for members, block_ids in _shared_runs(batch, window):
         looking = [query for index in members for query in queries[index]]
         stop = len(block_ids) * batch.block_size
+        if is_invariant:
+            stop = stop // split * split
         for first in range(0, len(looking), most):
-            _add_split(tables, looking[first : first + most], block_ids, 0, stop, batch.block_size)
+            tables.add(looking[first : first + most], block_ids, 0, stop)
         for index in members:
             behind[index] = stop
     for own, sequence, start in zip(queries, batch.sequences, behind, strict=True):
         for first in range(0, len(own), most):
             looking = own[first : first + most]
-            begin = max(start, looking[0].first_key)
-            _add_split(tables, looking, sequence.block_ids, begin, looking[-1].stop_key, batch.block_size)
-    positions = [query.stop_key - 1 for own in queries for query in own]
-    return _packed(tables, positions, batch.block_size)
+            tables.add(looking, sequence.block_ids, max(start, looking[0].first_key), looking[-1].stop_key)
+    return _packed(tables, [query.stop_key - 1 for own in queries for query in own])
 
 
 def _queries(start: int, sequence: PagedSequence, window: int | None) -> list[_Query]:
@@ -124,23 +134,7 @@ def _shared_runs(batch: PagedBatch, window: int | None) -> Iterator[tuple[Sequen
         yield members, batch.sequences[members[0]].block_ids[: group.num_blocks]
 
 
-def _add_split(
-    tables: _Tables, queries: Sequence[_Query], block_ids: Sequence[int], first_key: int, stop_key: int, block_size: int
-) -> None:
-    """Add tasks over keys [first_key, stop_key) of a sequence's blocks, cut at multiples of SPLIT_KEYS."""
-    step = -(-SPLIT_KEYS // block_size) * block_size
-    for cut in range(first_key // step * step, stop_key, step):
-        first, stop = max(first_key, cut), min(stop_key, cut + step)
-        looking = [
-            _Query(query.token, max(query.first_key, first), min(query.stop_key, stop))
-            for query in queries
-            if query.first_key < stop and query.stop_key > first
-        ]
-        first_block = first // block_size
-        tables.add(looking, block_ids[first_block : -(-stop // block_size)], first_block * block_size)
-
-
-def _packed(tables: _Tables, positions: Sequence[int], block_size: int) -> StepPlan:
+def _packed(tables: _Tables, positions: Sequence[int]) -> StepPlan:
     tokens = np.array(tables.members, np.int64)
     starts = np.repeat(np.array(tables.run_starts, np.int64), tables.num_members)
     by_name: dict[str, Sequence[int] | NDArray[np.int64]] = {
@@ -159,5 +153,5 @@ def _packed(tables: _Tables, positions: Sequence[int], block_size: int) -> StepP
     joined = np.concatenate(arrays)
     offsets = [0, *accumulate(len(array) for array in arrays)][:-1]
     pointers = (joined.ctypes.data + offset * joined.itemsize for offset in offsets)
-    counts = (len(positions), len(tables.num_members), len(tokens), block_size)
+    counts = (len(positions), len(tables.num_members), len(tokens), tables.block_size)
     return StepPlan(PlanStruct(*counts, *pointers), joined, len(positions), len(tokens))

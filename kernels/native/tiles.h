@@ -52,6 +52,7 @@ INLINE void multiply_tiles(const bf16 *a, ptrdiff_t a_step, const int num_a, int
                            ptrdiff_t b_step, const int num_b, int64_t num_k, float *c) {
     (void)num_rows;
     TILE_FENCE();
+    /* Rows pass by once for each pair of columns, which are to stay near meanwhile. */
     _tile_zero(0);
     if (num_b > 1)
         _tile_zero(1);
@@ -61,14 +62,14 @@ INLINE void multiply_tiles(const bf16 *a, ptrdiff_t a_step, const int num_a, int
         _tile_zero(3);
     for (int64_t k = 0; k < num_k; k++, a += TILE_SIZE, b += TILE_SIZE) {
         _tile_loadd(6, b, 64);
-        _tile_loadd(4, a, 64);
+        _tile_stream_loadd(4, a, 64);
         _tile_dpbf16ps(0, 4, 6);
         if (num_b > 1) {
             _tile_loadd(7, b + b_step, 64);
             _tile_dpbf16ps(1, 4, 7);
         }
         if (num_a > 1) {
-            _tile_loadd(5, a + a_step, 64);
+            _tile_stream_loadd(5, a + a_step, 64);
             _tile_dpbf16ps(2, 5, 6);
         }
         if (num_a > 1 && num_b > 1)

@@ -1,35 +1,48 @@
-"""Tensors in the tiles that the C kernels multiply: see `tiles.h` and `cache.h`. All are bfloat16 on the CPU."""
+"""Tensors in the tiles that the C kernels multiply: see `tiles.h` and `cache.h`. On the CPU, and bfloat16 but for
+quantised caches."""
 
 import ctypes
 from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.kv_scales import KVScales
+
+INT8_MOST = 127
+TINY = torch.finfo(torch.float32).tiny  # instead of a scale of 0
 TILE_ROWS = 16
 TILE_DEPTH = 32
+KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}  # of a cache's elements: `Kind` of cache.h
 GROUP = 16  # slots of the KV cache that lie together; a block is one or more groups
 
 
 class MatrixStruct(ctypes.Structure):
     """`Matrix` of matrix.h."""
 
-    _fields_ = [("tiles", c_void_p), ("bias", c_void_p), ("num_columns", c_int64), ("depth", c_int64)]
+    _fields_ = [
+        *((name, c_void_p) for name in ("tiles", "scales", "bias")),
+        *((name, c_int64) for name in ("num_columns", "depth")),
+    ]
 
 
 class CacheStruct(ctypes.Structure):
     """`Cache` of cache.h."""
 
-    _fields_ = [("keys", c_void_p), ("values", c_void_p), ("num_slots", c_int64)]
+    _fields_ = [
+        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        *((name, c_int64) for name in ("num_slots", "kind")),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class TiledMatrix:
     """The weights of a linear layer as column tiles."""
 
-    tiles: Tensor  # [num_columns / 16, depth / 32, 512], whole tiles
+    tiles: Tensor  # [num_columns / 16, depth / 32, 512], whole tiles; bfloat16, or int8
+    scales: Tensor | None  # [num_columns], float32: what int8 is to be multiplied with
     bias: Tensor | None  # [num_columns]
     num_columns: int  # outputs
     depth: int  # inputs
@@ -37,23 +50,41 @@ class TiledMatrix:
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> "TiledMatrix":
         """weight: [num_columns, depth], as in a linear layer; bias: [num_columns]."""
-        weight, bias = weight.detach(), None if bias is None else bias.detach()
-        num_columns, depth = weight.shape
-        padded = functional.pad(weight, (0, -depth % TILE_DEPTH, 0, -num_columns % TILE_ROWS))
-        by_tile = padded.view(-1, TILE_ROWS, padded.shape[1] // TILE_DEPTH, TILE_DEPTH // 2, 2).permute(0, 2, 3, 1, 4)
-        tiles = by_tile.contiguous().view(by_tile.shape[0], by_tile.shape[1], -1)
-        return cls(tiles, None if bias is None else bias.contiguous(), num_columns, depth)
+        return cls(_column_tiles(weight.detach()), None, _plain(bias), *weight.shape)
+
+    @classmethod
+    def int8(cls, weight: Tensor, bias: Tensor | None) -> "TiledMatrix":
+        """The same with the weights rounded to int8, one scale a column."""
+        exact = weight.detach().float()
+        scales = (exact.abs().amax(dim=1) / INT8_MOST).clamp_(min=TINY)
+        numbers = (exact / scales[:, None]).round_().to(torch.int8)
+        return cls(_column_tiles(numbers), scales, _plain(bias), *weight.shape)
 
     def interleaved(self) -> "TiledMatrix":
         """Return the matrix whose columns are sixteen of the first half's, sixteen of the second's, and so on."""
         halves = self.tiles.view(2, -1, *self.tiles.shape[1:])
-        bias = None if self.bias is None else self.bias.view(2, -1, TILE_ROWS).transpose(0, 1).reshape(-1)
-        return TiledMatrix(halves.transpose(0, 1).reshape(self.tiles.shape), bias, self.num_columns, self.depth)
+        tiles = halves.transpose(0, 1).reshape(self.tiles.shape)
+        return replace(self, tiles=tiles, scales=_interleaved(self.scales), bias=_interleaved(self.bias))
 
     def struct(self) -> MatrixStruct:
         """Return what the kernels read; it points into this."""
-        bias = None if self.bias is None else self.bias.data_ptr()
-        return MatrixStruct(self.tiles.data_ptr(), bias, self.num_columns, self.depth)
+        scales, bias = (None if x is None else x.data_ptr() for x in (self.scales, self.bias))
+        return MatrixStruct(self.tiles.data_ptr(), scales, bias, self.num_columns, self.depth)
+
+
+def _column_tiles(weight: Tensor) -> Tensor:
+    num_columns, depth = weight.shape
+    padded = functional.pad(weight, (0, -depth % TILE_DEPTH, 0, -num_columns % TILE_ROWS))
+    by_tile = padded.view(-1, TILE_ROWS, padded.shape[1] // TILE_DEPTH, TILE_DEPTH // 2, 2).permute(0, 2, 3, 1, 4)
+    return by_tile.contiguous().view(by_tile.shape[0], by_tile.shape[1], -1)
+
+
+def _plain(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().contiguous()
+
+
+def _interleaved(by_column: Tensor | None) -> Tensor | None:
+    return None if by_column is None else by_column.view(2, -1, TILE_ROWS).transpose(0, 1).reshape(-1)
 
 
 def row_tiles_size(num_rows: int, depth: int) -> int:
@@ -61,9 +92,12 @@ def row_tiles_size(num_rows: int, depth: int) -> int:
     return -(-num_rows // TILE_ROWS) * TILE_ROWS * (-(-depth // TILE_DEPTH) * TILE_DEPTH)
 
 
-def struct_of_cache(keys: Tensor, values: Tensor, head_dim: int) -> CacheStruct:
-    """keys, values: [num_blocks, num_kv_heads, block_size * head_dim], whose memory has KV heads first."""
-    return CacheStruct(keys.data_ptr(), values.data_ptr(), keys.stride(1) // head_dim)
+def struct_of_cache(keys: Tensor, values: Tensor, head_dim: int, scales: KVScales | None = None) -> CacheStruct:
+    """keys, values: [num_blocks, num_kv_heads, block_size * head_dim], whose memory has KV heads first, and that of the
+    scales too."""
+    pointers = (None, None) if scales is None else (scales.key.data_ptr(), scales.value.data_ptr())
+    num_slots = keys.stride(1) // head_dim
+    return CacheStruct(keys.data_ptr(), values.data_ptr(), *pointers, num_slots, KINDS[keys.dtype])
 
 
 def tiled_keys(keys: Tensor) -> Tensor:

@@ -22,6 +22,17 @@ INLINE void store_some_bf16(bf16 *to, __mmask16 mask, __m512 x) {
     _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
 }
 
+INLINE float float_of(bf16 x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE bf16 bf16_of(float x) {
+    return (bf16)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set1_ps(x)), 0);
+}
+
 INLINE void store_bf16(bf16 *to, __m512 x) {
     _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
 }

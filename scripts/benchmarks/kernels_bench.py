@@ -113,7 +113,7 @@ def _attention(native: NativeKernels, name: str, sequences: tuple[PagedSequence,
         device=torch.device("cpu"),
     )
     keys, values = tiled_keys(key_cache), tiled_values(value_cache)
-    plan = plan_step(batch, NUM_HEADS // NUM_KV_HEADS, None, shares_prefixes=True)
+    plan = plan_step(batch, NUM_HEADS // NUM_KV_HEADS, None, is_invariant=False)
     heads = AttentionHeads.of(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, rules)
     # Each block once, whoever shares it.
     num_read = len({block for sequence in sequences for block in sequence.block_ids})

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
+from kernels.kv_scales import GREATEST, KVScales, quantise
 from kernels.native.attending import NativePlan
 from kernels.native.building import NativeBuild
 from kernels.native.library import AttentionHeads, LayerStruct, NativeKernels, NormStruct, RoomStruct, StepStruct
@@ -65,7 +66,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def attend(native: NativeKernels, case: AttentionCase, *, shares_prefixes: bool = True) -> Tensor:
+def attend(native: NativeKernels, case: AttentionCase, *, is_invariant: bool = False) -> Tensor:
     """Attend with queries that are a view of wider rows."""
     num_tokens, num_heads, head_dim = case.query.shape
     num_kv_heads = case.key_cache.shape[2]
@@ -74,7 +75,7 @@ def attend(native: NativeKernels, case: AttentionCase, *, shares_prefixes: bool 
     wide = torch.full((num_tokens, num_heads + 2, head_dim), torch.nan, dtype=torch.bfloat16)
     wide[:, :num_heads] = case.query
     per_head = num_heads // num_kv_heads
-    plan = plan_step(case.batch, per_head, case.rules.window, shares_prefixes=shares_prefixes)
+    plan = plan_step(case.batch, per_head, case.rules.window, is_invariant=is_invariant)
     heads = AttentionHeads.of(num_heads, num_kv_heads, head_dim, case.rules)
     return native.attention(wide[:, :num_heads], struct_of_cache(keys, values, head_dim), plan, heads)
 
@@ -86,8 +87,7 @@ def assert_equals_reference(native: NativeKernels, case: AttentionCase) -> None:
     torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=1e-2)
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 48])
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(("heads", "block_size"), [*((heads, 16) for heads in HEADS), ("gqa-64", 32), ("gqa-64", 48)])
 @pytest.mark.parametrize("layout", LAYOUTS_HERE)
 def test_attention_equals_reference(native: NativeKernels, layout: str, heads: str, block_size: int) -> None:
     assert_equals_reference(native, build_case(LAYOUTS_HERE[layout], HEADS[heads], block_size, torch.bfloat16))
@@ -139,16 +139,18 @@ def test_groups_that_are_larger_than_a_task(native: NativeKernels) -> None:
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("window", [None, 70])
 def test_a_row_is_the_same_in_any_batch_and_chunk(native: NativeKernels, window: int | None) -> None:
-    layouts = tuple(SequenceLayout(n, m) for n, m in ((300, 1), (5, 1), (1500, 1), (64, 1), (63, 60), (0, 1100)))
+    """Of the sequences that share a document, two take it from the same tasks; alone, each reads it by itself."""
+    own = tuple(SequenceLayout(n, m) for n, m in ((300, 1), (5, 1), (1500, 1), (64, 1), (63, 60), (0, 1100)))
+    layouts = (*own, *(SequenceLayout(620 + n, 1 + n, (("document", 608),)) for n in range(3)))
     case = build_case(layouts, HEADS["gqa-64"], 16, torch.bfloat16)
     case = replace(case, rules=ScoreRules(0.17, window=window))
-    together = attend(native, case, shares_prefixes=False)
+    together = attend(native, case, is_invariant=True)
     start = 0
     for sequence in case.batch.sequences:
         for index in {0, sequence.num_new // 2, sequence.num_new - 1}:
             single = replace(sequence, num_context=sequence.num_context + index, num_new=1)
             query = case.query[start + index : start + index + 1]
-            alone = attend(native, replace(case, query=query, batch=PagedBatch((single,), 16)), shares_prefixes=False)
+            alone = attend(native, replace(case, query=query, batch=PagedBatch((single,), 16)), is_invariant=True)
             assert torch.equal(alone[0], together[start + index])
         start += sequence.num_new
 
@@ -166,6 +168,56 @@ def test_what_is_not_finite_stays_in_its_row(native: NativeKernels) -> None:
     assert torch.equal(found[others], sound[others])
 
 
+@pytest.mark.parametrize("layout", ["decodes", "mixed", "shared", "long chunk"])
+@pytest.mark.parametrize("rules", ["softcap", "all", "plain"])
+@pytest.mark.parametrize("heads", ["gqa-64", "mha-96", "mha-256"])
+@pytest.mark.parametrize("dtype", GREATEST, ids=str)
+def test_quantised_attention(native: NativeKernels, dtype: torch.dtype, heads: str, rules: str, layout: str) -> None:
+    case = build_case(LAYOUTS_HERE[layout], HEADS[heads], 16, torch.bfloat16)
+    chosen = RULES.get(rules, case.rules)
+    per_head = {name: getattr(chosen, name) for name in ("sinks", "slopes")}
+    shortened = {name: None if x is None else x[: HEADS[heads].num_heads] for name, x in per_head.items()}
+    case = replace(case, rules=replace(chosen, **shortened))
+    key_numbers, key_scales = quantise(case.key_cache, dtype, torch.bfloat16)
+    value_numbers, value_scales = quantise(case.value_cache, dtype, torch.bfloat16)
+    expected = reference.paged_attention(
+        case.query, key_numbers, value_numbers, case.batch, case.rules, KVScales(key_scales, value_scales)
+    )
+    (num_heads, dim), num_kv_heads = case.query.shape[1:], case.key_cache.shape[2]
+    keys, values = tiled_keys(key_numbers), tiled_values(value_numbers)
+    heads_first = KVScales(*(x.permute(2, 0, 1).contiguous() for x in (key_scales, value_scales)))
+    struct = struct_of_cache(keys, values, dim, heads_first)
+    plan = plan_step(case.batch, num_heads // num_kv_heads, case.rules.window, is_invariant=False)
+    of_heads = AttentionHeads.of(num_heads, num_kv_heads, dim, case.rules)
+    found = native.attention(case.query, struct, plan, of_heads)
+    torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", GREATEST, ids=str)
+def test_quantised_store(native: NativeKernels, dtype: torch.dtype) -> None:
+    """To the bit as the reference: halves, the smallest numbers, zeros, and what is not finite."""
+    num_tokens, num_kv_heads, dim = 20, 3, 64
+    key, value = (torch.randn(2, num_tokens, num_kv_heads, dim) * torch.logspace(-9, 3, dim)).bfloat16()
+    key[3], value[5, 1], key[6, 0, 2], value[7, 2, 63] = 0, 0, torch.nan, torch.inf
+    key[8] = (torch.arange(dim) - 31.5).bfloat16()
+    slots = torch.randperm(64)[:num_tokens]
+    found = torch.zeros(2, num_kv_heads, 4, 16 * dim, dtype=torch.int8).view(dtype).transpose(1, 2)
+    scales = KVScales(*torch.zeros(2, num_kv_heads, 4, 16).bfloat16())
+    native.store(key, value, struct_of_cache(found[0], found[1], dim, scales), slots)
+    of_keys, of_values = (key, tiled_keys, scales.key), (value, tiled_values, scales.value)
+    for (x, tiled, scale), cache in zip((of_keys, of_values), found, strict=True):
+        numbers, wanted = quantise(x, dtype, torch.bfloat16)
+        rows = torch.zeros(64, num_kv_heads, dim, dtype=torch.int8).view(dtype)
+        rows.view(torch.int8)[slots] = numbers.view(torch.int8)
+        expected = tiled(rows.view(4, 16, num_kv_heads, dim))
+        assert torch.equal(scale.flatten(1).T[slots].nan_to_num(7.5), wanted.nan_to_num(7.5))
+        is_sound = wanted.isfinite().unsqueeze(-1).expand(-1, -1, dim)
+        sound = torch.zeros(64, num_kv_heads, dim, dtype=torch.bool)
+        sound[slots] = is_sound
+        masks = tiled(sound.view(4, 16, num_kv_heads, dim))
+        assert torch.equal(cache.contiguous().view(torch.int8)[masks], expected.contiguous().view(torch.int8)[masks])
+
+
 def test_store_and_attend(native: NativeKernels) -> None:
     """Keys and values come as views with their heads first; the queries' heads are first in memory."""
     case = build_case(LAYOUTS["mixed"], HEADS["gqa-64"], 16, torch.bfloat16)
@@ -176,7 +228,7 @@ def test_store_and_attend(native: NativeKernels) -> None:
         for cache in (case.key_cache, case.value_cache)
     )
     keys, values = tiled_keys(key_cache), tiled_values(value_cache)
-    plan = NativePlan(native, plan_step(case.batch, 3, None, shares_prefixes=True))
+    plan = NativePlan(native, plan_step(case.batch, 3, None, is_invariant=False))
     query, key, value = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (case.query, key, value))
     output = plan.store_and_attend(query, key, value, struct_of_cache(keys, values, 64), slots, case.rules)
     assert torch.equal(output, attend(native, case))
@@ -195,6 +247,21 @@ def test_linear(native: NativeKernels, num_rows: int, depth: int, num_columns: i
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
         rounded = native.linear(x, matrix, matrix.struct(), torch.bfloat16)
         assert torch.equal(rounded, found.bfloat16())
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("num_rows", [1, 20, 300])
+@pytest.mark.parametrize(("depth", "num_columns"), [(576, 960), (33, 15)])
+def test_linear_of_int8(native: NativeKernels, num_rows: int, depth: int, num_columns: int) -> None:
+    weight, bias = torch.randn(num_columns, depth).bfloat16(), torch.randn(num_columns).bfloat16()
+    weight[3] = 0
+    x = torch.randn(num_rows, depth).bfloat16()
+    scales = (weight.float().abs().amax(dim=1) / 127).clamp(min=1e-30)
+    rounded = (weight.float() / scales[:, None]).round().double() * scales[:, None]
+    matrix = TiledMatrix.int8(weight, bias)
+    found = native.linear(x, matrix, matrix.struct(), torch.float32)
+    expected = torch.nn.functional.linear(x.double(), rounded, bias.double())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -259,7 +326,7 @@ def test_decoder_layer(native: NativeKernels, layout: str, heads: str, has_bias:
     matrices = [TiledMatrix.of(*of) for of in (qkv, output, gate_up, down)]
     matrices[2] = matrices[2].interleaved()
     attention_heads = AttentionHeads.of(num_heads, num_kv_heads, dim, case.rules)
-    plan = plan_step(case.batch, num_heads // num_kv_heads, None, shares_prefixes=True)
+    plan = plan_step(case.batch, num_heads // num_kv_heads, None, is_invariant=False)
     sizes = (row_tiles_size(num_tokens, width) for width in (hidden_size, num_all * dim, num_heads * dim, mlp_size))
     room = [torch.full((size,), torch.nan, dtype=torch.bfloat16) for size in sizes]
     parts = torch.full((attention_heads.num_parts(plan),), torch.nan)
