@@ -25,7 +25,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | RequestErr
     """
     plain = _Plain(logits, requests)
     failed = adjust(logits, requests)
-    best, greedy = logits.max(dim=-1)
+    best, greedy = _largest(logits)
     finite = torch.isfinite(best).tolist()
     tokens: list[int | RequestError] = list(greedy.tolist())
     drawn = [index for index, request in enumerate(requests) if request.params.temperature > 0 and finite[index]]
@@ -40,6 +40,15 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | RequestErr
         tokens[index] = error
     plain.note_logprobs(requests, tokens)
     return tokens
+
+
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's largest logit and its first place; NaN counts as the largest."""
+    if logits.device.type != "cpu":
+        best, places = logits.max(dim=-1)
+        return best, places
+    places = torch.from_numpy(logits.numpy().argmax(axis=-1))  # several times as fast as torch's
+    return logits.gather(1, places.unsqueeze(1)).squeeze(1), places
 
 
 class _Plain:

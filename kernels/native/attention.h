@@ -92,7 +92,8 @@ INLINE void rule(Workspace *w, const Heads *heads, int first_row, int row, int64
 }
 
 /* Turn the scores of sixteen rows, of which `count` are in use, into weights beside what they have so far; `rescale` is
- * what that is to be multiplied by. Scores are products times `scale`. */
+ * what that is to be multiplied by. Scores are products times `scale`, rounded as `rule` rounds them: whether a row comes
+ * by it depends on the rows beside it. */
 INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale, int has_scales) {
     float found[TILE_ROWS] __attribute__((aligned(64)));
     for (int r = 0; r < TILE_ROWS; r++)
@@ -115,8 +116,8 @@ INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale, 
     for (int r = 0; r < count; r++) {
         __m512 weights[GROUPS];
         for (int c = 0; c < GROUPS; c++)
-            weights[c] = exp_ps(_mm512_fmsub_ps(_mm512_loadu_ps(scores_at(w, row + r, c)), _mm512_set1_ps(scale),
-                                                _mm512_set1_ps(bases[r])));
+            weights[c] = exp_ps(_mm512_sub_ps(
+                _mm512_mul_ps(_mm512_loadu_ps(scores_at(w, row + r, c)), _mm512_set1_ps(scale)), _mm512_set1_ps(bases[r])));
         totals[r] = _mm512_reduce_add_ps(
             _mm512_add_ps(_mm512_add_ps(weights[0], weights[1]), _mm512_add_ps(weights[2], weights[3])));
         if (has_scales)
@@ -170,9 +171,13 @@ INLINE void join_values(Workspace *w, const bf16 *group, int c, int64_t dim) {
 }
 
 /* Ask for a group that will be wanted a tile later: blocks are too short for the processor to foresee what follows. */
-INLINE void fetch(const void *group, int64_t num_bytes) {
-    for (int64_t i = 0; i < num_bytes; i += LINE)
-        _mm_prefetch((const char *)group + i, _MM_HINT_T0);
+INLINE void fetch(const Cache *cache, int64_t kv_head, int64_t slot, int64_t dim) {
+    const char *keys = group_at(cache->keys, cache, kv_head, slot, dim);
+    const char *values = group_at(cache->values, cache, kv_head, slot, dim);
+    for (int64_t i = 0; i < GROUP * dim * element_size(cache); i += LINE) {
+        _mm_prefetch(keys + i, _MM_HINT_T0);
+        _mm_prefetch(values + i, _MM_HINT_T0);
+    }
 }
 
 /* Take in a group of keys and values, the c-th of a tile. Returns the keys. */
@@ -240,8 +245,7 @@ static void attend(const Plan *p, const Heads *heads, const Cache *cache, int64_
             group = start / GROUP + c + GROUPS;
             if (group <= last_group) {
                 slot = blocks[group / groups_a_block] * p->block_size + group % groups_a_block * GROUP;
-                fetch(group_at(cache->keys, cache, kv_head, slot, dim), GROUP * dim * element_size(cache));
-                fetch(group_at(cache->values, cache, kv_head, slot, dim), GROUP * dim * element_size(cache));
+                fetch(cache, kv_head, slot, dim);
             }
         }
         for (int row = 0; row < num_rows; row += 2 * TILE_ROWS) {

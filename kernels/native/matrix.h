@@ -1,11 +1,12 @@
 /* Products with a matrix of weights, whose column tiles lie ready, and what is done with each sum at once. */
 #pragma once
 
-#include <omp.h>
 #include <stdlib.h>
 
 #include "tiles.h"
 #include "widening.h"
+
+int omp_get_num_threads(void); /* a compiler may have OpenMP without its header */
 
 #define ROW_BLOCK 8  /* row tiles that a unit of work has at most: they stay in the processor's cache */
 #define PAIR_BLOCK 8 /* pairs of column tiles, too */

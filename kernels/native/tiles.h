@@ -19,8 +19,9 @@
 
 #ifdef __AMX_BF16__
 
-/* The compiler does not know that tiles read and write memory. */
-#define TILE_FENCE() __asm__ volatile("" ::: "memory")
+/* Some compilers do not know that tiles read and write memory, nor which: without this, what was written there might be
+ * written later, or, where nothing else reads it, never. */
+#define MEMORY_OF_TILES(pointer) __asm__ volatile("" ::"r"(pointer) : "memory")
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -37,7 +38,7 @@ INLINE void begin_tiles(void) {
         config.row_bytes[i] = 64;
         config.rows[i] = TILE_ROWS;
     }
-    TILE_FENCE();
+    MEMORY_OF_TILES(&config);
     _tile_loadconfig(&config);
 }
 
@@ -51,7 +52,8 @@ INLINE void end_tiles(void) {
 INLINE void multiply_tiles(const bf16 *a, ptrdiff_t a_step, const int num_a, int num_rows, const bf16 *b,
                            ptrdiff_t b_step, const int num_b, int64_t num_k, float *c) {
     (void)num_rows;
-    TILE_FENCE();
+    MEMORY_OF_TILES(a);
+    MEMORY_OF_TILES(b);
     /* Rows pass by once for each pair of columns, which are to stay near meanwhile. */
     _tile_zero(0);
     if (num_b > 1)
@@ -82,7 +84,7 @@ INLINE void multiply_tiles(const bf16 *a, ptrdiff_t a_step, const int num_a, int
         _tile_stored(2, c + 256 * num_b, 64);
     if (num_a > 1 && num_b > 1)
         _tile_stored(3, c + 768, 64);
-    TILE_FENCE();
+    MEMORY_OF_TILES(c);
 }
 
 #else

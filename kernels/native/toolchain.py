@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-COMPILERS = ("cc", "gcc", "clang")
+COMPILERS = ("gcc", "cc")  # others bring an OpenMP library of their own, whose threads would want the same cores
 INSTRUCTIONS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
 CPU_INFO = Path("/proc/cpuinfo")
 

@@ -147,7 +147,7 @@ def test_a_row_is_the_same_in_any_batch_and_chunk(native: NativeKernels, window:
     together = attend(native, case, is_invariant=True)
     start = 0
     for sequence in case.batch.sequences:
-        for index in {0, sequence.num_new // 2, sequence.num_new - 1}:
+        for index in range(0, sequence.num_new, 5):
             single = replace(sequence, num_context=sequence.num_context + index, num_new=1)
             query = case.query[start + index : start + index + 1]
             alone = attend(native, replace(case, query=query, batch=PagedBatch((single,), 16)), is_invariant=True)
@@ -175,9 +175,8 @@ def test_what_is_not_finite_stays_in_its_row(native: NativeKernels) -> None:
 def test_quantised_attention(native: NativeKernels, dtype: torch.dtype, heads: str, rules: str, layout: str) -> None:
     case = build_case(LAYOUTS_HERE[layout], HEADS[heads], 16, torch.bfloat16)
     chosen = RULES.get(rules, case.rules)
-    per_head = {name: getattr(chosen, name) for name in ("sinks", "slopes")}
-    shortened = {name: None if x is None else x[: HEADS[heads].num_heads] for name, x in per_head.items()}
-    case = replace(case, rules=replace(chosen, **shortened))
+    sinks, slopes = (None if x is None else x[: HEADS[heads].num_heads] for x in (chosen.sinks, chosen.slopes))
+    case = replace(case, rules=replace(chosen, sinks=sinks, slopes=slopes))
     key_numbers, key_scales = quantise(case.key_cache, dtype, torch.bfloat16)
     value_numbers, value_scales = quantise(case.value_cache, dtype, torch.bfloat16)
     expected = reference.paged_attention(
