@@ -1,29 +1,33 @@
 """The KV cache manager: gives requests their blocks, finds prefix hits and keeps the accounts of blocks held."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
-from engine.block_hash import block_hash, root_hash
 from engine.block_ledger import BlockLedger, nanoseconds
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.forking import BlockCopy, shared_prompt
+from engine.kv_groups import num_slid_blocks
 from engine.offloading import Offload, Transfer
-from engine.request import Request
+from engine.prefix_hits import Hits, PrefixHits
+from engine.request import BlockTable, Request
 
 
 class KVCacheManager:
-    """Block tables over one pool. `clock` returns seconds; only differences are used."""
+    """Block tables over one pool, one a request and KV group. `clock` returns seconds; only differences are used."""
 
     def __init__(self, config: EngineConfig, model_name: str, clock: Callable[[], float]) -> None:
         self._transfers: list[Transfer] = []
-        self.offload = Offload(config.num_host_blocks, config.block_size, clock, self._transfers)
+        tokens_per_block = config.block_size / len(config.windows)  # it is a part of what these tokens take
+        self.offload = Offload(config.num_host_blocks, tokens_per_block, clock, self._transfers)
         self.pool = BlockPool(config.num_blocks, self.offload.spill)
         self.block_ledger = BlockLedger(config.num_blocks, nanoseconds(clock()))
+        self._hits = PrefixHits(config, model_name, self.pool, self.offload)
         self._block_size = config.block_size
-        self._window = config.window
-        self._most_blocks = config.most_blocks
+        self._windows = config.windows
+        self._sliding = [(group, window) for group, window in enumerate(config.windows) if window is not None]
+        self._most_blocks = config.most_blocks_by_group
         self._caching = config.enable_prefix_caching
-        self._model_name = model_name
         self._clock = clock
 
     def admit(self, request: Request) -> bool:
@@ -33,56 +37,73 @@ class KVCacheManager:
         request of its group holds of the prompt is a hit too, the partly filled block at its end included.
         Returns False, with nothing changed, when there is no room.
         """
-        hits, num_hit = self._match_prefix(request)
+        may_hit = self._caching and not request.lacks_prompt_logprobs
+        hits, num_hit = self._hits.find(request) if may_hit else ([[] for _ in self._windows], 0)
         shared = shared_prompt(request)
         if shared is not None and shared.num_tokens > num_hit:
             found = self._held_for(shared.holder, shared.num_tokens)
             hits, num_hit = (hits, num_hit) if found is None else (found, shared.num_tokens)
-        num_slid = -(-num_hit // self._block_size) - len(hits)
-        num_blocks = min(-(-request.num_tokens // self._block_size) - num_slid, self._most_blocks)
-        num_copied = num_hit % self._block_size > 0  # a partly filled block is copied before it is written to
-        num_free_hits = sum(block_id is None or self.pool.is_free(block_id) for block_id in hits)
-        if max(0, num_blocks - len(hits)) + num_copied + num_free_hits > self.pool.num_free:
+        if self._num_needed(request, hits, num_hit) > self.pool.num_free:
             return False
         self._reuse(request, hits, num_hit)
         return True
 
+    def _num_needed(self, request: Request, hits: Hits, num_hit: int) -> int:
+        """Return how many free blocks a request takes until all its known tokens are computed, those among its hits
+        included."""
+        stop = -(-num_hit // self._block_size)
+        is_partial = num_hit % self._block_size > 0  # such a block is copied before it is written to, in each group
+        num_free_hits = sum(block_id is None or self.pool.is_free(block_id) for one in hits for block_id in one)
+        num_blocks = -(-request.num_tokens // self._block_size)
+        num_new = sum(
+            max(0, min(num_blocks - (stop - len(one)), most) - len(one))
+            for one, most in zip(hits, self._most_blocks, strict=True)
+        )
+        return num_new + is_partial * len(hits) + num_free_hits
+
     def fork(self, holder: Request, request: Request) -> None:
         """Give a request without blocks those that hold its prompt in `holder`; it takes no block of its own yet."""
         num_tokens = min(request.num_prompt_tokens, request.num_tokens - 1)
-        block_ids = self._held_for(holder, num_tokens)
-        assert block_ids is not None, "a prompt just computed has not slid out"
-        self._reuse(request, block_ids, num_tokens)
+        blocks = self._held_for(holder, num_tokens)
+        assert blocks is not None, "a prompt just computed has not slid out"
+        self._reuse(request, blocks, num_tokens)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the block table to hold `num_tokens` tokens, and put a copy in the place of the block that is written
-        to next where others read that too; see `take_transfers`. Gives back what slid out of the window. Returns False,
+        """Extend the block tables to hold `num_tokens` tokens, and put copies in the place of blocks that are written
+        to next where others read them too; see `take_transfers`. Gives back what slid out of windows. Returns False,
         with nothing else changed, without room."""
         self._slide(request)
-        num_own = len(request.block_ids)
-        missing = -(-num_tokens // self._block_size) - num_own
+        tables = request.block_tables
+        num_places = request.num_table_blocks
+        missing = max(0, -(-num_tokens // self._block_size) - num_places)
         written = request.num_computed_tokens // self._block_size
-        is_copied = written < num_own and not self.pool.is_writable(request.block_ids[written])
-        if missing + is_copied <= 0:
+        shared: list[BlockTable] = []
+        if written < num_places:
+            shared = [table for table in tables if not self.pool.is_writable(table.block_ids[written])]
+        num_taken = missing * len(tables) + len(shared)
+        if not num_taken:
             return True
-        if missing + is_copied > self.pool.num_free:
+        if num_taken > self.pool.num_free:
             return False
         self._account(request)
-        taken = self.pool.allocate(missing + is_copied)
-        self._take(request, taken[: len(taken) - is_copied])
-        if is_copied:
-            self._replace(request, written, taken[-1])
+        taken = iter(self.pool.allocate(num_taken))
+        for table in tables:
+            self._take(request, table, list(islice(taken, missing)))
+        for table, copy in zip(shared, taken, strict=True):
+            self._replace(request, table, written, copy)
         return True
 
     def extend(self, request: Request, num_tokens: int) -> bool:
-        """Extend the block table of a request that `grow` made ready for this step and whose blocks may be named since:
-        none is copied now. It then holds `num_tokens` tokens. Returns False, with nothing changed, without room."""
-        missing = -(-num_tokens // self._block_size) - len(request.block_ids)
-        if missing > self.pool.num_free:
+        """Extend the block tables of a request that `grow` made ready for this step and whose blocks may be named
+        since: none is copied now. They then hold `num_tokens` tokens. Returns False, with nothing changed, without
+        room."""
+        missing = -(-num_tokens // self._block_size) - request.num_table_blocks
+        if missing * len(request.block_tables) > self.pool.num_free:
             return False
         if missing > 0:
             self._account(request)
-            self._take(request, self.pool.allocate(missing))
+            for table in request.block_tables:
+                self._take(request, table, self.pool.allocate(missing))
         return True
 
     def take_transfers(self) -> tuple[Transfer, ...]:
@@ -100,9 +121,10 @@ class KVCacheManager:
         if not self._caching:
             return
         num_full = num_tokens // self._block_size
-        self._extend_hashes(request, num_full)
+        self._hits.extend_hashes(request, num_full)
         for index in range(request.num_cached_blocks, num_full):
-            self.pool.cache(request.block_ids[index], request.block_hashes[index])
+            for table, name in zip(request.block_tables, self._hits.names(request, index), strict=True):
+                self.pool.cache(table.block_ids[index], name)
         request.num_cached_blocks = max(request.num_cached_blocks, num_full)
 
     def release(self, request: Request) -> None:
@@ -113,8 +135,7 @@ class KVCacheManager:
         self.pool.release(held)
         if request.group is not None:
             request.group.figures.give_back(held, self._clock())
-        request.block_ids.clear()
-        request.num_slid_blocks = 0
+        request.block_tables.clear()
         request.num_cached_blocks = 0
         request.num_computed_tokens = 0
 
@@ -137,62 +158,66 @@ class KVCacheManager:
         """Bring the account of all blocks up to now; before anything changes who holds what, or what is cached."""
         self.block_ledger.advance(now_ns, self.pool.num_reusable)
 
-    def _num_slid(self, num_computed_tokens: int) -> int:
-        """Return how many leading blocks no token behind the computed ones sees."""
-        if self._window is None:
-            return 0
-        return max(0, num_computed_tokens - self._window + 1) // self._block_size
-
     def _slide(self, request: Request) -> None:
-        """Give back the blocks that slid out of the window; their content stays reusable."""
-        num_slid = self._num_slid(request.num_computed_tokens)
-        gone = request.block_ids[request.num_slid_blocks : num_slid]
-        if not gone:
-            return
-        self._account(request)
-        self._let_go(request, gone)
-        request.block_ids[request.num_slid_blocks : num_slid] = [0] * len(gone)
-        request.num_slid_blocks = num_slid
+        """Give back the blocks that slid out of windows; their content stays reusable."""
+        for group, window in self._sliding:
+            table = request.block_tables[group]
+            num_slid = num_slid_blocks(window, request.num_computed_tokens, self._block_size)
+            gone = table.block_ids[table.num_slid : num_slid]
+            if gone:
+                self._account(request)
+                self._let_go(request, gone)
+                table.block_ids[table.num_slid : num_slid] = [0] * len(gone)
+                table.num_slid = num_slid
 
-    def _held_for(self, holder: Request, num_tokens: int) -> list[int] | None:
+    def _held_for(self, holder: Request, num_tokens: int) -> Hits | None:
         """Return the holder's blocks that a token behind its first `num_tokens` sees; None where one has slid out."""
-        first = self._num_slid(num_tokens)
-        if first < holder.num_slid_blocks:
+        stop = -(-num_tokens // self._block_size)
+        firsts = [num_slid_blocks(window, num_tokens, self._block_size) for window in self._windows]
+        if any(first < table.num_slid for first, table in zip(firsts, holder.block_tables, strict=True)):
             return None
-        return holder.block_ids[first : -(-num_tokens // self._block_size)]
+        return [table.block_ids[first:stop] for first, table in zip(firsts, holder.block_tables, strict=True)]
 
-    def _reuse(self, request: Request, hits: Sequence[int | None], num_tokens: int) -> None:
+    def _reuse(self, request: Request, hits: Hits, num_tokens: int) -> None:
         """Let a request without blocks hold these, which have the KV of its first `num_tokens` tokens, but for what
-        slid out of the window; None is a block that the host has."""
+        slid out of windows; None is a block that the host has."""
         self._account(request)
-        self.pool.share(block_id for block_id in hits if block_id is not None)
-        request.num_slid_blocks = -(-num_tokens // self._block_size) - len(hits)
-        request.block_ids.extend([0] * request.num_slid_blocks)
-        self._take(request, self._restored(request, hits))
+        self.pool.share(block_id for one in hits for block_id in one if block_id is not None)
+        stop = -(-num_tokens // self._block_size)
+        for block_ids in self._restored(request, hits, stop):
+            num_slid = stop - len(block_ids)
+            table = BlockTable([0] * num_slid, num_slid)
+            request.block_tables.append(table)
+            self._take(request, table, block_ids)
         request.num_cached_blocks = num_tokens // self._block_size
         request.num_computed_tokens = num_tokens
 
-    def _restored(self, request: Request, hits: Sequence[int | None]) -> list[int]:
-        """Return the hits with those that the host has in blocks again, which have a reference and a name."""
-        names = request.block_hashes[request.num_slid_blocks :]
-        missing = [names[index] for index, block_id in enumerate(hits) if block_id is None]
+    def _restored(self, request: Request, hits: Hits, stop: int) -> list[list[int]]:
+        """Return the hits, which end before the block `stop`, with those that the host has in blocks again, which have
+        a reference and a name."""
+        missing = [
+            self._hits.name(request, stop - len(one) + offset, group)
+            for group, one in enumerate(hits)
+            for offset, block_id in enumerate(one)
+            if block_id is None
+        ]
         restored = self.offload.restore(missing, self.pool.allocate)
         for name, block_id in zip(missing, restored, strict=True):
             self.pool.cache(block_id, name)
         in_order = iter(restored)
-        return [next(in_order) if block_id is None else block_id for block_id in hits]
+        return [[next(in_order) if block_id is None else block_id for block_id in one] for one in hits]
 
-    def _take(self, request: Request, block_ids: list[int]) -> None:
-        """Put blocks that a request has a reference to at the end of its table."""
+    def _take(self, request: Request, table: BlockTable, block_ids: list[int]) -> None:
+        """Put blocks that a request has a reference to at the end of one of its tables."""
         self._hold(request, block_ids)
-        request.block_ids.extend(block_ids)
+        table.block_ids.extend(block_ids)
         request.figures.kv_blocks_peak = max(request.figures.kv_blocks_peak, request.num_held_blocks)
 
-    def _replace(self, request: Request, index: int, copy: int) -> None:
+    def _replace(self, request: Request, table: BlockTable, index: int, copy: int) -> None:
         """Put a block that is to become a copy, and has a reference, in the place of the one at `index`."""
-        original = request.block_ids[index]
+        original = table.block_ids[index]
         self._hold(request, (copy,))
-        request.block_ids[index] = copy
+        table.block_ids[index] = copy
         self._let_go(request, (original,))
         self._transfers.append(BlockCopy(original, copy))
 
@@ -210,45 +235,6 @@ class KVCacheManager:
         if request.group is not None:
             request.group.figures.give_back(block_ids, self._clock())
 
-    def _match_prefix(self, request: Request) -> tuple[Sequence[int | None], int]:
-        """Return the blocks to reuse, None for one that the host has, and the number of tokens hit. Of a window's,
-        nothing before it need be there."""
-        if not self._caching or request.lacks_prompt_logprobs:
-            return [], 0
-        num_full = (request.num_tokens - 1) // self._block_size
-        if self._window is not None:
-            return self._match_window(request, num_full)
-        hits: list[int | None] = []
-        for index in range(num_full):
-            self._extend_hashes(request, index + 1)
-            block_id = self.pool.find(request.block_hashes[index])
-            if block_id is None and not self.offload.has(request.block_hashes[index]):
-                break
-            hits.append(block_id)
-        return hits, len(hits) * self._block_size
-
-    def _match_window(self, request: Request, num_full: int) -> tuple[Sequence[int | None], int]:
-        """Return the last run of cached blocks that is as long as what the token behind it sees of them."""
-        self._extend_hashes(request, num_full)
-        stop = num_full
-        hits: list[int | None] = []  # blocks before `stop`, the last first
-        for index in range(num_full - 1, -1, -1):
-            if len(hits) == max(1, stop - self._num_slid(stop * self._block_size)):
-                break  # at least one: tokens behind no block at all were perhaps never computed
-            block_id = self.pool.find(request.block_hashes[index])
-            if block_id is None and not self.offload.has(request.block_hashes[index]):
-                stop, hits = index, []
-            else:
-                hits.append(block_id)
-        return hits[::-1], stop * self._block_size
-
-    def _extend_hashes(self, request: Request, num_full: int) -> None:
-        """Hash known blocks up to `num_full`, each once in a request's life."""
-        hashes, size = request.block_hashes, self._block_size
-        for index in range(len(hashes), num_full):
-            parent = hashes[-1] if hashes else root_hash(self._model_name, request.tenant)
-            hashes.append(block_hash(parent, request.token_ids[index * size : (index + 1) * size]))
-
     def _account(self, request: Request) -> None:
         """Add the blocks held since the last change to the request's block-seconds, and all blocks' times."""
         now, figures = self._clock(), request.figures
@@ -258,13 +244,17 @@ class KVCacheManager:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless the pool agrees with the requests' block tables and these with their tokens."""
-        tables = []
+        held = []
         for request in requests:
-            tables.append(request.held_block_ids)
-            num_slid = self._num_slid(request.num_computed_tokens)
-            assert request.num_slid_blocks <= num_slid, "a block within the window was given back"
-            assert len(request.block_ids) * self._block_size >= request.num_computed_tokens, "computed beyond blocks"
+            held.append(request.held_block_ids)
+            assert len(request.block_tables) in {0, len(self._windows)}, "not a block table for each KV group"
+            for window, table in zip(self._windows, request.block_tables, strict=False):
+                num_slid = num_slid_blocks(window, request.num_computed_tokens, self._block_size)
+                assert table.num_slid <= num_slid, "a block within the window was given back"
+                assert len(table.block_ids) == request.num_table_blocks, "block tables differ in length"
+            room = request.num_table_blocks * self._block_size
+            assert room >= request.num_computed_tokens, "computed beyond blocks"
             assert request.num_computed_tokens <= request.num_tokens, "more computed than known"
-        self.pool.check_integrity(tables)
+        self.pool.check_integrity(held)
         self.offload.host.check_integrity()
         self.block_ledger.check_integrity(self.pool.ref_counts)

@@ -1,5 +1,6 @@
 """The engine's configuration: frozen, complete at construction, free of torch."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 
@@ -16,7 +17,7 @@ class EngineConfig:
     max_num_seqs: int = 64  # requests that may share a step
     token_budget: int = 512  # tokens a step may compute
     enable_prefix_caching: bool = True
-    window: int | None = None  # tokens that any layer of the model sees, the newest included; None: some see all
+    windows: tuple[int | None, ...] = (None,)  # tokens that the layers of each KV group see, the newest included
     num_host_blocks: int = 0  # KV blocks that the host's memory holds beside the pool's
 
     def __post_init__(self) -> None:
@@ -24,8 +25,11 @@ class EngineConfig:
             value = getattr(self, field)
             if value < 1:
                 raise ValueError(f"{field} is {value}; it must be at least 1")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window is {self.window}; it must be at least 1, or None")
+        if not self.windows:
+            raise ValueError("windows is empty; it must have at least 1 group's")
+        for window in self.windows:
+            if window is not None and window < 1:
+                raise ValueError(f"windows has {window}; each must be at least 1, or None")
         if self.num_host_blocks < 0:
             raise ValueError(f"num_host_blocks is {self.num_host_blocks}; it must be at least 0")
         if self.token_budget < self.max_num_seqs:
@@ -35,20 +39,29 @@ class EngineConfig:
             )
 
     @property
-    def kv_capacity_tokens(self) -> int:
-        """Tokens that fit in the pool at once."""
-        return self.num_blocks * self.block_size
-
-    @property
-    def most_blocks(self) -> int:
-        """Blocks that one request holds at most: those of a window and of a step where all layers have one."""
+    def most_blocks_by_group(self) -> tuple[int, ...]:
+        """Blocks that one request holds at most in each KV group: those of a window and of a step where it has one."""
         whole = -(-self.max_model_len // self.block_size)
-        if self.window is None:
-            return whole
-        # Neither the window's beginning nor the step's end need fall on a block's; one more while a block is copied.
-        return min(whole, (self.window + self.token_budget - 2) // self.block_size + 3)
+        return tuple(
+            # Neither the window's beginning nor the step's end need fall on a block's; one more while one is copied.
+            whole if window is None else min(whole, (window + self.token_budget - 2) // self.block_size + 3)
+            for window in self.windows
+        )
+
+    def most_blocks_of(self, num_tokens: int) -> int:
+        """Return the blocks that a request holds at most, in all KV groups, until it has so many tokens."""
+        whole = -(-num_tokens // self.block_size)
+        return sum(min(whole, most) for most in self.most_blocks_by_group)
+
+    def whole_blocks_of(self, num_tokens: int) -> int:
+        """Return the blocks that so many tokens take in all KV groups while nothing slides out."""
+        return -(-num_tokens // self.block_size) * len(self.windows)
 
     @property
     def longest_sequence(self) -> int:
         """Tokens, prompt and output together, that a request may have."""
-        return self.max_model_len if self.most_blocks <= self.num_blocks else self.kv_capacity_tokens
+        if self.most_blocks_of(self.max_model_len) <= self.num_blocks:
+            return self.max_model_len
+        size = self.block_size
+        places = range(size, self.max_model_len + size, size)
+        return size * bisect_right(places, self.num_blocks, key=self.most_blocks_of)

@@ -70,12 +70,13 @@ class FusedLayer(nn.Module):
         plain, value = heads[:, :num_rotated], heads[:, num_rotated:]
         rotated = torch.addcmul(plain * cos, plain.roll(self._head_dim // 2, dims=-1), sin)
         query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
-        plan = model_input.attention.plan_for(self._rules, self._num_heads, self._num_kv_heads)
+        slots = model_input.slot_mapping(self.layer_index)
+        plan = model_input.attention.plan_for(self.layer_index, self._rules, self._num_heads, self._num_kv_heads)
         if isinstance(plan, NativePlan):
             tiles = model_input.cache.tiles_of(self.layer_index)
-            return plan.store_and_attend(query, key, value, tiles, model_input.slot_mapping, self._rules)
+            return plan.store_and_attend(query, key, value, tiles, slots, self._rules)
         (key_cache, value_cache), scales = model_input.cache.layer(self.layer_index)
-        ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping, scales)
+        ops.store_kv(key, value, key_cache, value_cache, slots, scales)
         return ops.paged_attention(query, key_cache, value_cache, plan, self._rules, scales)
 
     def _gate(self, gate_up: Tensor) -> Tensor:

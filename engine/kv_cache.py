@@ -1,4 +1,4 @@
-"""The KV cache's memory: one K and one V tensor a layer, and how many blocks fit in a given amount."""
+"""The KV cache's memory: its tensors, and the size of a block."""
 
 import math
 import mmap
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.attention_layers import AttentionLayer
+from engine.kv_groups import KVGroup, divide, together
 from kernels import ops
 from kernels.kv_scales import GREATEST, KVScales, why_unsupported
 from kernels.native.tiles import CacheStruct, struct_of_cache
@@ -22,6 +23,7 @@ class KVShape:
     """What determines a block's size. With a `dtype` of one byte, each token and KV head has a scale beside it."""
 
     layers: tuple[AttentionLayer, ...]
+    groups: tuple[KVGroup, ...]  # as `groups_of` returns them
     block_size: int
     dtype: torch.dtype
     is_tiled: bool = False  # laid out for the C kernels, in as many bytes
@@ -31,12 +33,32 @@ class KVShape:
         return self.dtype in GREATEST
 
     @property
+    def lanes(self) -> tuple[AttentionLayer, ...]:
+        """A block's parts, each of which has room for K and V of such a layer."""
+        largest = max(self.groups, key=lambda group: len(group.layers))
+        return tuple(self.layers[index] for index in largest.layers)
+
+    @property
     def bytes_per_block(self) -> int:
-        """K and V of one block over all layers that have their own, their scales included."""
-        own = [layer for index, layer in enumerate(self.layers) if layer.source == index]
+        """K and V of one block over the layers of a group, their scales included."""
         scale_bytes = SCALE_DTYPE.itemsize if self.is_quantised else 0
-        token_bytes = sum(layer.num_kv_heads * (layer.head_dim * self.dtype.itemsize + scale_bytes) for layer in own)
-        return 2 * self.block_size * token_bytes
+        sizes = (lane.num_kv_heads * (lane.head_dim * self.dtype.itemsize + scale_bytes) for lane in self.lanes)
+        return 2 * self.block_size * sum(sizes)
+
+
+def groups_of(layers: Sequence[AttentionLayer], longest: int) -> tuple[KVGroup, ...]:
+    """Return the KV groups of a model whose sequences have up to `longest` tokens.
+
+    Layers of different widths or numbers of KV heads are one group: their blocks could not lie in the same memory.
+    """
+    readers: dict[int, list[int | None]] = {}
+    for layer in layers:
+        readers.setdefault(layer.source, []).append(layer.window)
+    windows = {
+        index: None if None in seen else max(w for w in seen if w is not None) for index, seen in readers.items()
+    }
+    shapes = {(layers[index].num_kv_heads, layers[index].head_dim) for index in windows}
+    return divide(windows, longest) if len(shapes) == 1 else together(windows)
 
 
 class UnsupportedCache(Exception):
@@ -55,7 +77,8 @@ def choose_kv_dtype(name: str, model_dtype: torch.dtype, head_dim: int, device: 
 
 class KVCache:
     """The blocks' content. `layers[i]` is (K, V), each [num_blocks, block_size, num_kv_heads, head_dim], and
-    `scales[i]` what they are multiplied with, None where they are not quantised.
+    `scales[i]` what they are multiplied with, None where they are not quantised; `groups[i]` is the KV group whose
+    blocks they are. Layers of different groups may lie in one lane: no block is of two groups at a time.
 
     On a CPU the memory has KV heads first: its attention multiplies matrices a head, which are so gathered as they lie.
     Where it is tiled, K and V are [num_blocks, num_kv_heads, block_size * head_dim], in the order of
@@ -68,9 +91,11 @@ class KVCache:
     def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
-        # By layer that has its own: numbers and, where they are quantised, scales, each [2, num_blocks, ...].
-        self._memory = {i: self._allocate(layer, device) for i, layer in enumerate(shape.layers) if layer.source == i}
-        of_layers = [self._memory[layer.source] for layer in shape.layers]
+        # By lane: numbers and, where they are quantised, scales, each [2, num_blocks, ...].
+        self._memory = [self._allocate(lane, device) for lane in shape.lanes]
+        places = {index: (group, lane) for group, of in enumerate(shape.groups) for lane, index in enumerate(of.layers)}
+        self.groups: tuple[int, ...] = tuple(places[layer.source][0] for layer in shape.layers)
+        of_layers = [self._memory[places[layer.source][1]] for layer in shape.layers]
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((memory[0][0], memory[0][1]) for memory in of_layers)
         self.scales: tuple[KVScales | None, ...] = tuple(_scales_of(memory) for memory in of_layers)
         self.tiles: tuple[CacheStruct, ...] | None = None
@@ -101,18 +126,18 @@ class KVCache:
         device = self.layers[0][0].device
         for batch in _independent(copies):
             sources, targets = torch.tensor(batch, dtype=torch.int64, device=device).unbind(dim=1)
-            for index in self._memory:
-                ops.copy_blocks(*self.layers[index], sources, targets, self.scales[index])
+            for memory in self._memory:
+                ops.copy_blocks(memory[0][0], memory[0][1], sources, targets, _scales_of(memory))
 
     def block_bytes(self) -> list[Tensor]:
         """Return all memory as bytes, a tensor for each that was allocated: [num_blocks, ...], a block in the order in
         which it lies, so that long runs are copied."""
-        views = [tensor.view(torch.uint8).movedim(1, 0) for tensors in self._memory.values() for tensor in tensors]
+        views = [tensor.view(torch.uint8).movedim(1, 0) for tensors in self._memory for tensor in tensors]
         return [view.permute(0, *sorted(range(1, view.ndim), key=view.stride, reverse=True)) for view in views]
 
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks that may hold NaN or infinity, before another request gets them."""
-        for tensors in self._memory.values():
+        for tensors in self._memory:
             for tensor in tensors:
                 tensor.view(torch.uint8)[:, block_ids] = 0  # torch fills no fp8
 

@@ -110,7 +110,7 @@ def _probe(model: PagedModel, layer: nn.Module, layer_index: int, embed: Any) ->
 
 
 def _probe_input(model: PagedModel) -> ModelInput:
-    num_blocks = -(-PROBE_TOKENS // BLOCK_SIZE)
-    request = probe_request([0] * PROBE_TOKENS, range(num_blocks))
-    cache = KVCache(model.kv_shape(BLOCK_SIZE), num_blocks, model.device)
+    num_blocks, num_groups = -(-PROBE_TOKENS // BLOCK_SIZE), len(model.kv_groups)
+    request = probe_request([0] * PROBE_TOKENS, range(num_blocks), num_groups)
+    cache = KVCache(model.kv_shape(BLOCK_SIZE), num_blocks * num_groups, model.device)
     return model.build_input(plan_of(request, 0, PROBE_TOKENS), cache)

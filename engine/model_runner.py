@@ -77,8 +77,12 @@ class ModelRunner:
             self._threads.end()
 
     def probe(self) -> None:
-        """Run one token through block 0, which must be free. Raises whatever the model raises on it."""
+        """Run one token through block 0, which must be free. Raises whatever the model raises on it.
+
+        In all KV groups at once: a layer stores the token just before it attends to it.
+        """
         request = probe_request([0], [0])
+        request.block_tables *= len(self.cache.shape.groups)
         result = self._run(plan_of(request, 0, 1))[request.request_id]
         self.scrub([0])
         if isinstance(result, RequestError):

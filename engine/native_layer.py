@@ -42,11 +42,11 @@ class NativeLayer(FusedLayer):
         self, hidden: Tensor, *, position_embeddings: Embeddings, model_input: ModelInput, **options: object
     ) -> Tensor:
         """hidden: [1, num_tokens, hidden_size], which is changed in place and returned."""
-        plan = model_input.attention.plan_for(self._rules, self._num_heads, self._num_kv_heads)
+        plan = model_input.attention.plan_for(self.layer_index, self._rules, self._num_heads, self._num_kv_heads)
         if not isinstance(plan, NativePlan):
             return super().forward(hidden, position_embeddings=position_embeddings, model_input=model_input)
         hidden = hidden.contiguous()
-        prepared = self._prepare(plan, position_embeddings, model_input.slot_mapping)
+        prepared = self._prepare(plan, position_embeddings, model_input.slot_mapping(self.layer_index))
         tiles = model_input.cache.tiles_of(self.layer_index)
         self._native.decoder_layer(self._layer, prepared.step, tiles, prepared.room, hidden)
         return hidden

@@ -49,8 +49,8 @@ class Rate:
 class OffloadPolicy:
     """Weighs copying a block against computing its tokens again. What was not measured lately is worth a try."""
 
-    def __init__(self, block_size: int, clock: Callable[[], float]) -> None:
-        self._block_size = block_size
+    def __init__(self, tokens_per_block: float, clock: Callable[[], float]) -> None:
+        self._tokens_per_block = tokens_per_block
         self._token = Rate(clock)
         self._copies = {direction: Rate(clock) for direction in Direction}
 
@@ -75,4 +75,4 @@ class OffloadPolicy:
 
     def _is_quicker(self, seconds: float) -> bool:
         token = self._token.seconds_per_unit
-        return token is None or seconds <= token * self._block_size
+        return token is None or seconds <= token * self._tokens_per_block

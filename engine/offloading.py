@@ -30,9 +30,12 @@ class Offload:
     step reads it, because everything is listed in the order in which it was decided.
     """
 
-    def __init__(self, num_slots: int, block_size: int, clock: Callable[[], float], transfers: list[Transfer]) -> None:
+    def __init__(
+        self, num_slots: int, tokens_per_block: float, clock: Callable[[], float], transfers: list[Transfer]
+    ) -> None:
+        """`tokens_per_block` is how many tokens take as long to compute as a block saves."""
         self.host = HostTier(num_slots)
-        self.policy = OffloadPolicy(block_size, clock)
+        self.policy = OffloadPolicy(tokens_per_block, clock)
         self._transfers = transfers
         self._spared: Collection[bytes] = ()
         self._num_blocks = dict.fromkeys(Direction, 0)

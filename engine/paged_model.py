@@ -1,6 +1,6 @@
 """transformers' own model definitions over our blocks: the attention function, the step's tensors, the support gate."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -21,7 +21,7 @@ from engine.attention_layers import (
     refuse_other_attention,
 )
 from engine.attention_patches import Attend, patch_attention
-from engine.kv_cache import KVCache, KVShape
+from engine.kv_cache import KVCache, KVShape, groups_of
 from engine.step_plan import SchedulerOutput
 from kernels import ops
 from kernels.native.attending import NativePlan
@@ -43,27 +43,32 @@ class ModelInput:
 
     input_ids: Tensor  # [1, T]
     position_ids: Tensor  # [1, T]
-    slot_mapping: Tensor  # [T]
+    slot_mappings: tuple[Tensor, ...]  # by KV group, each [T]
     sample_rows: Tensor  # [R] the rows of T whose logits are needed: each request's last known token's and its draft's
     attention: "StepAttention"
     cache: KVCache
 
+    def slot_mapping(self, layer: int) -> Tensor:
+        """Return the destination slots of a layer's K and V, [T]."""
+        return self.slot_mappings[self.cache.groups[layer]]
+
 
 class StepAttention:
-    """The plans of one step's attention, one a window and shape of heads, made when a layer first asks for it."""
+    """The plans of one step's attention, one a KV group, window and shape of heads, made when a layer first asks."""
 
-    def __init__(self, make: Callable[[ScoreRules, int, int], AttentionPlan]) -> None:
-        """`make` returns the plan for rules, a number of query heads and one of KV heads. It is the same for all rules
-        with one window, and a softcap or none."""
+    def __init__(self, groups: Sequence[int], make: Callable[[int, ScoreRules, int, int], AttentionPlan]) -> None:
+        """`groups` has each layer's KV group. `make` returns the plan for a group, rules, a number of query heads and
+        one of KV heads. It is the same for all rules with one window, and a softcap or none."""
+        self._groups = groups
         self._make = make
-        self._plans: dict[tuple[int | None, bool, int, int], AttentionPlan] = {}
+        self._plans: dict[tuple[int, int | None, bool, int, int], AttentionPlan] = {}
         self.last_rules: ScoreRules | None = None  # of the layer that attended last
 
-    def plan_for(self, rules: ScoreRules, num_heads: int, num_kv_heads: int) -> AttentionPlan:
+    def plan_for(self, layer: int, rules: ScoreRules, num_heads: int, num_kv_heads: int) -> AttentionPlan:
         self.last_rules = rules
-        key = (rules.window, rules.softcap is None, num_heads, num_kv_heads)
+        key = (self._groups[layer], rules.window, rules.softcap is None, num_heads, num_kv_heads)
         if key not in self._plans:
-            self._plans[key] = self._make(rules, num_heads, num_kv_heads)
+            self._plans[key] = self._make(self._groups[layer], rules, num_heads, num_kv_heads)
         return self._plans[key]
 
 
@@ -101,13 +106,14 @@ def paged_attention_forward(
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = head_dim**-0.5 if scaling is None else scaling
     rules = ScoreRules(scale, sliding_window, softcap, s_aux, slopes)
-    plan = model_input.attention.plan_for(rules, num_heads, num_kv_heads)
+    slots = model_input.slot_mapping(module.layer_idx)
+    plan = model_input.attention.plan_for(module.layer_idx, rules, num_heads, num_kv_heads)
     if isinstance(plan, NativePlan):
         tiles = model_input.cache.tiles_of(module.layer_idx)
-        output = plan.store_and_attend(query, key, value, tiles, model_input.slot_mapping, rules)
+        output = plan.store_and_attend(query, key, value, tiles, slots, rules)
     else:
         (key_cache, value_cache), scales = model_input.cache.layer(module.layer_idx)
-        ops.store_kv(key, value, key_cache, value_cache, model_input.slot_mapping, scales)
+        ops.store_kv(key, value, key_cache, value_cache, slots, scales)
         output = ops.paged_attention(query, key_cache, value_cache, plan, rules, scales)
     return output.unsqueeze(0)[..., :value_dim], None
 
@@ -135,6 +141,7 @@ class PagedModel:
         self.max_model_len = _max_model_len(config)
         self._hook = patch_attention(model)
         self.layers = self._observe()
+        self.kv_groups = groups_of(self.layers, self.max_model_len)
         if self._hook is None:
             model.set_attn_implementation(ATTENTION_NAME)
         self.native = native if self._is_native() else None
@@ -166,25 +173,18 @@ class PagedModel:
         return max(layer.head_dim for layer in self.layers)
 
     @property
-    def window(self) -> int | None:
-        """Tokens that its farthest-seeing layer sees; None where one sees all."""
-        windows = [layer.window for layer in self.layers if layer.window is not None]
-        return max(windows) if len(windows) == len(self.layers) else None
+    def windows(self) -> tuple[int | None, ...]:
+        """Tokens that the layers of each KV group see; None where they see all."""
+        return tuple(group.window for group in self.kv_groups)
 
     def kv_shape(self, block_size: int, kv_dtype: torch.dtype | None = None) -> KVShape:
         """Return the shape of a cache of `kv_dtype`, the model's type where that is None."""
         is_tiled = self.native is not None and block_size % GROUP == 0
-        return KVShape(self.layers, block_size, kv_dtype or self.dtype, is_tiled)
+        return KVShape(self.layers, self.kv_groups, block_size, kv_dtype or self.dtype, is_tiled)
 
     def build_input(self, plan: SchedulerOutput, cache: KVCache) -> ModelInput:
         """Return a step's tensors on the model's device."""
-        batch = PagedBatch(
-            tuple(
-                PagedSequence(share.request.block_ids, share.num_computed_tokens, share.num_scheduled_tokens)
-                for share in plan.scheduled
-            ),
-            cache.shape.block_size,
-        )
+        batches = _batches(plan, len(cache.shape.groups), cache.shape.block_size)
         token_ids: list[int] = []
         positions: list[int] = []
         sample_rows: list[int] = []
@@ -197,21 +197,28 @@ class PagedModel:
         return ModelInput(
             input_ids=self._tensor(token_ids).unsqueeze(0),
             position_ids=self._tensor(positions).unsqueeze(0),
-            slot_mapping=self._tensor(batch.slot_mapping()),
+            slot_mappings=tuple(self._tensor(batch.slot_mapping()) for batch in batches),
             sample_rows=self._tensor(sample_rows),
-            attention=StepAttention(partial(self._plan_attention, batch, cache)),
+            attention=StepAttention(cache.groups, partial(self._plan_attention, batches, cache)),
             cache=cache,
         )
 
     def _plan_attention(
-        self, batch: PagedBatch, cache: KVCache, rules: ScoreRules, num_heads: int, num_kv_heads: int
+        self,
+        batches: Sequence[PagedBatch],
+        cache: KVCache,
+        group: int,
+        rules: ScoreRules,
+        num_heads: int,
+        num_kv_heads: int,
     ) -> AttentionPlan:
         if cache.tiles is not None:
             assert self.native is not None, "tiled caches are for the C kernels"
-            step = plan_step(batch, num_heads // num_kv_heads, rules.window, is_invariant=self.batch_invariant)
+            queries = num_heads // num_kv_heads
+            step = plan_step(batches[group], queries, rules.window, is_invariant=self.batch_invariant)
             return NativePlan(self.native, step)
         return ops.plan_attention(
-            batch,
+            batches[group],
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             dtype=self.dtype,
@@ -234,6 +241,23 @@ class PagedModel:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def _batches(plan: SchedulerOutput, num_groups: int, block_size: int) -> list[PagedBatch]:
+    """Return the step as each KV group's block tables have it."""
+    tables = zip(*(share.request.block_tables for share in plan.scheduled), strict=True)
+    batches = [
+        PagedBatch(
+            tuple(
+                PagedSequence(table.block_ids, share.num_computed_tokens, share.num_scheduled_tokens)
+                for table, share in zip(of_group, plan.scheduled, strict=True)
+            ),
+            block_size,
+        )
+        for of_group in tables
+    ]
+    assert len(batches) == num_groups, "a request has a block table for each KV group of the cache"
+    return batches
 
 
 def _max_model_len(config: PreTrainedConfig) -> int:

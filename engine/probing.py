@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from engine.request import Request, RequestFigures, SamplingParams
+from engine.request import BlockTable, Request, RequestFigures, SamplingParams
 from engine.step_plan import ScheduledRequest, SchedulerOutput
 
 
-def probe_request(token_ids: Sequence[int], block_ids: Sequence[int]) -> Request:
-    """Return a request whose prompt is `token_ids`, with its blocks."""
+def probe_request(token_ids: Sequence[int], places: Sequence[int], num_groups: int = 1) -> Request:
+    """Return a request whose prompt is `token_ids`, with blocks in each of `num_groups` KV groups: those of a place are
+    the `num_groups` blocks from place * num_groups on."""
     return Request(
         request_id="probe",
         tenant="",
@@ -16,7 +17,7 @@ def probe_request(token_ids: Sequence[int], block_ids: Sequence[int]) -> Request
         params=SamplingParams(max_tokens=1),
         stop_ids=frozenset(),
         figures=RequestFigures(arrived_at=0.0),
-        block_ids=list(block_ids),
+        block_tables=[BlockTable([place * num_groups + group for place in places]) for group in range(num_groups)],
     )
 
 

@@ -175,6 +175,19 @@ class ForkGroup:
     aside: list["Request"] = field(default_factory=list)  # waiting ones, for which another computes the prompt
 
 
+@dataclass(slots=True)
+class BlockTable:
+    """A request's blocks in one KV group, by position."""
+
+    block_ids: list[int] = field(default_factory=list)  # 0 where a block slid out of the group's window
+    num_slid: int = 0  # leading ones that slid out, and are held no more
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that are held, in order."""
+        return self.block_ids[self.num_slid :]
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence. The scheduler owns its state, the cache manager its blocks.
@@ -192,10 +205,9 @@ class Request:
     figures: RequestFigures
     state: RequestState = RequestState.WAITING
     num_computed_tokens: int = 0
-    block_ids: list[int] = field(default_factory=list)  # by position; 0 where a block slid out of the window
-    num_slid_blocks: int = 0  # leading ones that slid out, and are held no more
+    block_tables: list[BlockTable] = field(default_factory=list)  # one a KV group, all as long; none before admission
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as needed
-    num_cached_blocks: int = 0  # leading blocks already offered to the prefix cache
+    num_cached_blocks: int = 0  # leading blocks of each table already offered to the prefix cache
     grammar: Grammar | None = None
     may_draft: bool = True  # not any more after an error that its draft may be to blame for
     output_counts: dict[int, int] = field(default_factory=dict)  # times in the output, for penalties
@@ -215,12 +227,25 @@ class Request:
 
     @property
     def held_block_ids(self) -> list[int]:
-        """The blocks that it holds, in order."""
-        return self.block_ids[self.num_slid_blocks :]
+        """The blocks that it holds in all KV groups, in the order of the tokens that are in them."""
+        tables = self.block_tables
+        if len(tables) == 1:
+            return tables[0].held
+        return [
+            table.block_ids[index]
+            for index in range(self.num_table_blocks)
+            for table in tables
+            if index >= table.num_slid
+        ]
 
     @property
     def num_held_blocks(self) -> int:
-        return len(self.block_ids) - self.num_slid_blocks
+        return sum(len(table.block_ids) - table.num_slid for table in self.block_tables)
+
+    @property
+    def num_table_blocks(self) -> int:
+        """The length of its block tables, what slid out included."""
+        return len(self.block_tables[0].block_ids) if self.block_tables else 0
 
     @property
     def lacks_prompt_logprobs(self) -> bool:

@@ -80,7 +80,7 @@ class Scheduler:
             raise RequestError(
                 "kv_capacity",
                 f"prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.params.max_tokens}: "
-                f"together {worst}, above the KV cache's {self._config.kv_capacity_tokens}",
+                f"together {worst}, above the KV cache's {self._config.longest_sequence}",
             )
 
     def _enqueue(self, request: Request) -> None:
@@ -318,6 +318,6 @@ class Scheduler:
         waiting += [request for request in self._requests.values() if is_aside(request)]
         assert len(waiting) == self._num_waiting, "waiting count differs from the queue"
         assert all(request.state is RequestState.RUNNING for request in self._running), "a running request is not"
-        assert not any(request.block_ids for request in waiting), "a waiting request holds blocks"
+        assert not any(request.block_tables for request in waiting), "a waiting request holds blocks"
         assert {r.request_id for r in (*waiting, *self._running)} == set(self._requests), "requests are lost"
         self.cache.check_integrity(self._running)

@@ -58,9 +58,9 @@ def _token_ids(vocab_size: int) -> Tensor:
 
 def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
     """Return the logits of the last token, computed in two chunks over blocks in scattered order."""
-    num_blocks = -(-NUM_TOKENS // BLOCK_SIZE)
-    cache = KVCache(model.kv_shape(BLOCK_SIZE), num_blocks + 1, model.device)
-    request = probe_request(token_ids, range(num_blocks, 0, -1))
+    num_blocks, num_groups = -(-NUM_TOKENS // BLOCK_SIZE), len(model.kv_groups)
+    cache = KVCache(model.kv_shape(BLOCK_SIZE), (num_blocks + 1) * num_groups, model.device)
+    request = probe_request(token_ids, range(num_blocks, 0, -1), num_groups)
     logits = torch.empty(0)
     for start, stop in ((0, FIRST_CHUNK), (FIRST_CHUNK, NUM_TOKENS)):
         logits = model.forward(model.build_input(plan_of(request, start, stop), cache))
@@ -70,11 +70,12 @@ def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
 def _check_invariance(model: PagedModel, alone: Tensor) -> None:
     """Raise UnsupportedModel unless logits have the bits of `alone` beside other requests, in other chunks as well."""
     token_ids, size = _token_ids(model.vocab_size).tolist(), -(-NUM_TOKENS // BLOCK_SIZE)
+    num_groups = len(model.kv_groups)
     for beside in (0, 1, 9, 60):
         for cuts in ((NUM_TOKENS,), (7, 8, NUM_TOKENS)):
-            cache = KVCache(model.kv_shape(BLOCK_SIZE), 2 * size + beside, model.device)
-            request = probe_request(token_ids, range(size, 2 * size))
-            others = [probe_request(token_ids[:1], [2 * size + index]) for index in range(beside)]
+            cache = KVCache(model.kv_shape(BLOCK_SIZE), (2 * size + beside) * num_groups, model.device)
+            request = probe_request(token_ids, range(size, 2 * size), num_groups)
+            others = [probe_request(token_ids[:1], [2 * size + index], num_groups) for index in range(beside)]
             logits = torch.empty(0)
             for start, stop in zip((0, *cuts), cuts, strict=False):
                 shares = [ScheduledRequest(other, 0, 1) for other in others]

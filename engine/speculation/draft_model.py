@@ -76,7 +76,7 @@ class DraftModel:
             follower = self._followers[request.request_id] = _Follower(_double(request))
         follower.catch_up(request.token_ids)
         double = follower.request
-        if not double.block_ids and not self._cache.admit(double):
+        if not double.block_tables and not self._cache.admit(double):
             return None
         if not self._cache.grow(double, follower.num_known + wanted - 1):
             return None

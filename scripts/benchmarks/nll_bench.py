@@ -98,11 +98,11 @@ def mean_nll(
 ) -> float:
     """Return the mean over all tokens but each window's first. Windows are of one length; their last `decoded_tokens`
     are computed one by one, all windows in a step."""
-    blocks_each = -(-len(windows[0]) // BLOCK_SIZE)
+    blocks_each, num_groups = -(-len(windows[0]) // BLOCK_SIZE), len(model.kv_groups)
     chosen = choose_kv_dtype(kv_dtype, model.dtype, model.head_dim, model.device)
-    cache = KVCache(model.kv_shape(BLOCK_SIZE, chosen), blocks_each * len(windows), model.device)
+    cache = KVCache(model.kv_shape(BLOCK_SIZE, chosen), blocks_each * len(windows) * num_groups, model.device)
     requests = [
-        probe_request(window, range(index * blocks_each, (index + 1) * blocks_each))
+        probe_request(window, range(index * blocks_each, (index + 1) * blocks_each), num_groups)
         for index, window in enumerate(windows)
     ]
     stop = len(windows[0]) - decoded_tokens

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.attention_layers import AttentionLayer
-from engine.kv_cache import QUANTISED, KVShape
+from engine.kv_cache import QUANTISED, KVShape, groups_of
 from tests.cli.conftest import CannedWorker, Run
 from worker.sql import schema
 
@@ -191,7 +191,7 @@ def test_plan_with_a_quantised_cache(run: Run, monkeypatch: pytest.MonkeyPatch) 
 def test_plan_counts_a_block_as_the_engine_does(run: Run, kv_dtype: str) -> None:
     arguments = ("plan", *SIZES_70B, "--memory", "200GiB", "--kv-dtype", kv_dtype, "--json")
     layers = tuple(AttentionLayer(64, 8, 128, None, source=index) for index in range(80))
-    shape = KVShape(layers, block_size=16, dtype=QUANTISED[kv_dtype])
+    shape = KVShape(layers, groups_of(layers, 128), block_size=16, dtype=QUANTISED[kv_dtype])
     assert json.loads(run(*arguments).stdout)["plan"]["block_bytes"] == shape.bytes_per_block
 
 

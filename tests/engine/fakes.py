@@ -43,10 +43,11 @@ class FakeClock:
 
 @dataclass
 class FakeRunner:
-    """Writes token ids into slots by block table; the next token is a hash of what it reads back through the table.
+    """Writes token ids into slots by block table; the next token is a hash of what it reads back through the tables.
 
-    As with the real kernels, all of a step's KV is written before any is read, and the unwritten tail of a request's
-    last block is read too, under a mask that does not stop a NaN; nor does the causal mask within a chunk.
+    Each KV group writes its own form of a token, and reads what its window shows of them. As with the real kernels, all
+    of a step's KV is written before any is read, and the unwritten tail of a request's last block is read too, under a
+    mask that does not stop a NaN; nor does the causal mask within a chunk.
     """
 
     config: EngineConfig
@@ -61,7 +62,7 @@ class FakeRunner:
     on_run: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self.slots = [UNWRITTEN] * self.config.kv_capacity_tokens
+        self.slots = [UNWRITTEN] * (self.config.num_blocks * self.config.block_size)
 
     def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         self.plans.append(plan)
@@ -78,10 +79,10 @@ class FakeRunner:
         results: dict[str, Sampled] = {}
         for share in plan.scheduled:
             read = self._read(share)
-            if None in read:
+            finite = [[token for token in one if token is not None] for one in read]
+            if finite != read:
                 results[share.request.request_id] = RequestError("numerical_error", "not finite")
             elif share.samples:
-                finite = [token for token in read if token is not None]
                 results[share.request.request_id] = self._accepted(finite, share)
         return results
 
@@ -114,44 +115,54 @@ class FakeRunner:
         )
         self.slots[target * size : (target + 1) * size] = content
 
-    def _slot(self, request: Request, position: int) -> int:
-        size = self.config.block_size
-        return request.block_ids[position // size] * size + position % size
+    def _slots_of(self, share: ScheduledRequest, group: int, positions: range) -> list[int]:
+        """Return the slots of positions in one KV group's table."""
+        size, block_ids = self.config.block_size, share.request.block_tables[group].block_ids
+        return [block_ids[position // size] * size + position % size for position in positions]
 
     def _write(self, share: ScheduledRequest) -> None:
-        request, start = share.request, share.num_computed_tokens
+        start = share.num_computed_tokens
         stop = start + share.num_scheduled_tokens
-        seen = range(self._first_read(share), start)
-        finite = all(self.slots[self._slot(request, position)] is not None for position in seen)
-        token_ids = [*request.token_ids[start : stop - len(share.draft)], *share.draft]
-        finite = finite and NAN_TOKEN not in token_ids
-        for position, token in zip(range(start, stop), token_ids, strict=True):
-            self.slots[self._slot(request, position)] = token if finite else None
+        token_ids = [*share.request.token_ids[start : stop - len(share.draft)], *share.draft]
+        groups = range(len(self.config.windows))
+        seen = [slot for g in groups for slot in self._slots_of(share, g, range(self._first_read(share, g), start))]
+        finite = NAN_TOKEN not in token_ids and all(self.slots[slot] is not None for slot in seen)
+        for group in groups:
+            for slot, token in zip(self._slots_of(share, group, range(start, stop)), token_ids, strict=True):
+                self.slots[slot] = stored(token, group) if finite else None
 
-    def _first_read(self, share: ScheduledRequest) -> int:
+    def _first_read(self, share: ScheduledRequest, group: int) -> int:
         """Return the first position of the first block that the step's first token sees."""
-        if self.config.window is None:
-            return 0
-        size = self.config.block_size
-        return max(0, share.num_computed_tokens - self.config.window + 1) // size * size
+        window, size = self.config.windows[group], self.config.block_size
+        return 0 if window is None else max(0, share.num_computed_tokens - window + 1) // size * size
 
-    def _read(self, share: ScheduledRequest) -> list[int | None]:
+    def _read(self, share: ScheduledRequest) -> list[list[int | None]]:
+        """Return what each group's table holds from the first block that is seen on."""
         size = self.config.block_size
-        num_blocks = -(-(share.num_computed_tokens + share.num_scheduled_tokens) // size)
-        seen = range(self._first_read(share), num_blocks * size)
-        return [self.slots[self._slot(share.request, position)] for position in seen]
+        stop = -(-(share.num_computed_tokens + share.num_scheduled_tokens) // size) * size
+        return [
+            [self.slots[slot] for slot in self._slots_of(share, group, range(self._first_read(share, group), stop))]
+            for group in range(len(self.config.windows))
+        ]
 
-    def _accepted(self, read: Sequence[int], share: ScheduledRequest) -> tuple[int, ...]:
-        """Return a share's next tokens, given what its table's blocks hold from its first block that is seen on."""
-        stop = share.num_computed_tokens + share.num_known_tokens - self._first_read(share)
-        seed, window = share.request.params.seed, self.config.window
-        tokens = [next_token(visible(read[:stop], window), seed)]
-        for drafted in share.draft:
-            if drafted != tokens[-1]:
+    def _accepted(self, read: Sequence[Sequence[int]], share: ScheduledRequest) -> tuple[int, ...]:
+        """Return a share's next tokens, given what its tables hold."""
+        begins = [self._first_read(share, group) for group in range(len(self.config.windows))]
+        seed, windows = share.request.params.seed, self.config.windows
+        tokens: list[int] = []
+        first = share.num_computed_tokens + share.num_known_tokens
+        for stop in range(first, first + len(share.draft) + 1):
+            parts = (one[: stop - begin] for one, begin in zip(read, begins, strict=True))
+            views = (visible(part, window) for part, window in zip(parts, windows, strict=True))
+            tokens.append(next_token([token for view in views for token in view], seed))
+            if tokens != list(share.draft[: len(tokens)]):
                 break
-            stop += 1
-            tokens.append(next_token(visible(read[:stop], window), seed))
         return tuple(tokens)
+
+
+def stored(token: int, group: int) -> int:
+    """Return what a KV group stores of a token: no other group's is mistaken for it."""
+    return token + group * VOCAB_SIZE
 
 
 def visible(context: Sequence[int], window: int | None) -> Sequence[int]:
@@ -160,8 +171,15 @@ def visible(context: Sequence[int], window: int | None) -> Sequence[int]:
 
 
 def next_token(context: Sequence[int], seed: int = 0) -> int:
-    """Return the fake model's continuation."""
+    """Return the fake model's continuation of what its groups see."""
     return zlib.crc32(array("q", context).tobytes(), seed) % NAN_TOKEN
+
+
+def continuation(token_ids: Sequence[int], seed: int = 0, windows: Sequence[int | None] = (None,)) -> int:
+    """Return the fake model's continuation of known tokens."""
+    return next_token(
+        [stored(token, group) for group, window in enumerate(windows) for token in visible(token_ids, window)], seed
+    )
 
 
 def text_of(token_ids: Sequence[int]) -> str:
@@ -173,7 +191,7 @@ detokenize = Detokenizer(text_of)
 
 
 def generate_alone(
-    prompt: Sequence[int], params: SamplingParams, window: int | None = None
+    prompt: Sequence[int], params: SamplingParams, windows: Sequence[int | None] = (None,)
 ) -> tuple[list[int], FinishReason]:
     """Return what a request must produce, computed without blocks, batches or the code under test."""
     if NAN_TOKEN in prompt:
@@ -182,7 +200,7 @@ def generate_alone(
     output: list[int] = []
     while True:
         old_length = len(detokenize(output))
-        output.append(next_token(visible([*prompt, *output], window), params.seed))
+        output.append(continuation([*prompt, *output], params.seed, windows))
         text = detokenize(output)
         if len(output) >= params.min_tokens:
             if output[-1] in stop_ids:
@@ -193,7 +211,7 @@ def generate_alone(
             return output, FinishReason.LENGTH
 
 
-def make_config(**changes: int | bool | None) -> EngineConfig:
+def make_config(**changes: Any) -> EngineConfig:
     """Return a small configuration."""
     values: dict[str, Any] = {
         "num_blocks": 32,
@@ -208,8 +226,9 @@ def make_config(**changes: int | bool | None) -> EngineConfig:
 class RandomDrafts:
     """A speculator that is right as often as not, and at times proposes what the model cannot compute."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, windows: Sequence[int | None] = (None,)) -> None:
         self._random = random.Random(seed)
+        self._windows = windows
 
     def propose(self, decoding: Sequence[Request], room: int) -> Drafts:
         drafts = {request.request_id: self._draft(request) for request in decoding if request.may_draft}
@@ -222,7 +241,7 @@ class RandomDrafts:
     def _draft(self, request: Request) -> tuple[int, ...]:
         draft: list[int] = []
         for _ in range(self._random.randint(0, 5)):
-            right = next_token([*request.token_ids, *draft], request.params.seed)
+            right = continuation([*request.token_ids, *draft], request.params.seed, self._windows)
             draft.append(right if self._random.random() < 0.8 else self._random.randint(0, NAN_TOKEN))
         return tuple(draft)
 
@@ -287,7 +306,7 @@ class Harness:
         assert (status.num_waiting, status.num_running, status.blocks_held) == (0, 0, 0)
 
 
-def make_harness(**changes: int | bool | None) -> Harness:
+def make_harness(**changes: Any) -> Harness:
     """Return an engine with a small configuration."""
     return Harness(make_config(**changes))
 
@@ -315,7 +334,7 @@ def make_request(
     )
 
 
-def assert_as_alone(request: Request, window: int | None = None) -> None:
+def assert_as_alone(request: Request, windows: Sequence[int | None] = (None,)) -> None:
     """A finished request's output and reason are those it has when it runs alone."""
     prompt = request.token_ids[: request.num_prompt_tokens]
-    assert (request.output_token_ids, request.finish_reason) == generate_alone(prompt, request.params, window)
+    assert (request.output_token_ids, request.finish_reason) == generate_alone(prompt, request.params, windows)

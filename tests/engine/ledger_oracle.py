@@ -27,7 +27,7 @@ class LedgerOracle:
         before = nanoseconds(clock.now)
         clock.now += seconds
         passed = nanoseconds(clock.now) - before
-        holding = [request for request in self.requests if request.block_ids]
+        holding = [request for request in self.requests if request.block_tables]
         holders = Counter(block_id for request in holding for block_id in request.held_block_ids)
         self.held_ns += passed * len(holders)
         self.cached_ns += passed * pool.num_reusable

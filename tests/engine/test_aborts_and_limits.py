@@ -40,7 +40,7 @@ def test_abort_of_a_running_request_keeps_its_output_and_frees_its_blocks() -> N
     assert harness.engine.abort("a") is aborted
     harness.engine.scheduler.check_integrity()
     assert aborted.num_output_tokens == 3
-    assert aborted.block_ids == []
+    assert aborted.block_tables == []
     harness.run()
     assert_as_alone(other)
     harness.assert_idle()

@@ -24,7 +24,7 @@ def test_hits_are_full_blocks_of_an_equal_prefix() -> None:
     second = make_request([*range(1, 11), 20, 21, 22, 23])
     assert manager.admit(second)
     assert second.num_computed_tokens == 8  # tokens 9 and 10 are equal too, but their block is not
-    assert second.block_ids == first.block_ids[:2]
+    assert second.held_block_ids == first.held_block_ids[:2]
     manager.check_integrity([first, second])
 
 
@@ -91,9 +91,9 @@ def test_no_room_changes_nothing() -> None:
     held = fill(manager, make_request(range(1, 10)))
     request = make_request(range(11, 16))
     assert not manager.admit(request)
-    assert request.block_ids == []
+    assert request.block_tables == []
     assert not manager.grow(held, 17)
-    assert len(held.block_ids) == 3
+    assert held.num_held_blocks == 3
     assert manager.grow(held, 16)
     manager.check_integrity([held])
 
@@ -106,7 +106,7 @@ def test_free_hits_need_room_as_well() -> None:
     assert manager.pool.num_free == 3
     request = make_request(range(1, 14))
     assert not manager.admit(request)  # two hits and two more
-    assert request.block_ids == []
+    assert request.block_tables == []
     shorter = make_request(range(1, 12))
     assert manager.admit(shorter)
     assert manager.grow(shorter, shorter.num_tokens)

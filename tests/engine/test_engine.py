@@ -172,7 +172,7 @@ def test_blocks_shared_with_a_healthy_request_keep_their_content() -> None:
     harness.step()
     harness.add("bad", [*prefix, NAN_TOKEN], LONG)
     harness.step()
-    assert not set(harness.runner.scrubbed) & set(healthy.block_ids)
+    assert not set(harness.runner.scrubbed) & set(healthy.held_block_ids)
     harness.run()
     assert_as_alone(healthy)
     assert_all_finite(harness)
@@ -241,7 +241,7 @@ def test_a_shared_block_counts_for_each_holder() -> None:
     requests = [harness.add(name, range(1, 10), LONG) for name in "ab"]
     harness.run()
     assert [request.figures.kv_blocks_peak for request in requests] == [5, 5]
-    held = (len({b for s in plan.scheduled for b in s.request.block_ids}) for plan in harness.runner.plans)
+    held = (len({b for s in plan.scheduled for b in s.request.held_block_ids}) for plan in harness.runner.plans)
     assert max(held) <= 8
 
 

@@ -56,7 +56,7 @@ class EngineMachine(RuleBasedStateMachine):
         spare_budget=st.integers(0, 12),
         caching=st.sampled_from((True, True, True, False)),
         drafts=st.sampled_from((None, 1, 2, 3)),
-        window=st.sampled_from((None, None, 1, 3, 8)),
+        windows=st.sampled_from(((None,), (None,), (1,), (3,), (8,), (None, 3), (None, 5, 5), (2, 8), (8, None, 1))),
         num_host_blocks=st.sampled_from((0, 0, 1, 3, 20)),
     )
     def start(
@@ -67,7 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
         spare_budget: int,
         caching: bool,
         drafts: int | None,
-        window: int | None,
+        windows: tuple[int | None, ...],
         num_host_blocks: int,
     ) -> None:
         self.harness = Harness(
@@ -77,10 +77,10 @@ class EngineMachine(RuleBasedStateMachine):
                 max_num_seqs=max_num_seqs,
                 token_budget=max_num_seqs + spare_budget,
                 enable_prefix_caching=caching,
-                window=window,
+                windows=windows,
                 num_host_blocks=num_host_blocks,
             ),
-            None if drafts is None else RandomDrafts(drafts),
+            None if drafts is None else RandomDrafts(drafts, windows),
         )
         self.oracle = LedgerOracle(self.harness)
         self.harness.runner.on_run = lambda: self.oracle.tick(0.7)
@@ -162,7 +162,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.harness.engine.abort(request_id) is request
         assert request.finish_reason is FinishReason.CANCELLED
         alone, _ = generate_alone(
-            request.token_ids[: request.num_prompt_tokens], request.params, self.harness.config.window
+            request.token_ids[: request.num_prompt_tokens], request.params, self.harness.config.windows
         )
         assert alone[: request.num_output_tokens] == request.output_token_ids
 
@@ -183,8 +183,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_finished(self, request: Request) -> None:
         assert request.state is RequestState.FINISHED
-        assert request.block_ids == []
-        assert_as_alone(request, self.harness.config.window)
+        assert request.block_tables == []
+        assert_as_alone(request, self.harness.config.windows)
         figures = request.figures
         assert len(figures.token_times) == request.num_output_tokens
         assert figures.admitted_at is not None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.attention_layers import AttentionLayer
-from engine.kv_cache import KVCache, KVShape
+from engine.kv_cache import KVCache, KVShape, groups_of
 from tests.engine.tiny_configs import SERVED
 from tests.engine.tiny_models import load, random_model
 
@@ -20,7 +20,7 @@ def resident_bytes() -> int:
 
 def test_a_cache_takes_memory_for_the_blocks_that_are_written() -> None:
     layers = tuple(AttentionLayer(9, 3, 64, None, index) for index in range(30))
-    cache = KVCache(KVShape(layers, 16, torch.bfloat16), 8_192, torch.device("cpu"))  # 2.8 GiB
+    cache = KVCache(KVShape(layers, groups_of(layers, 128), 16, torch.bfloat16), 8_192, torch.device("cpu"))  # 2.8 GiB
     before = resident_bytes()
     for key_cache, value_cache in cache.layers:
         key_cache[5] = 1.0

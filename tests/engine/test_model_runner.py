@@ -7,7 +7,7 @@ import torch
 
 from engine.attention_layers import AttentionLayer
 from engine.engine import Engine
-from engine.kv_cache import QUANTISED, KVCache, KVShape
+from engine.kv_cache import QUANTISED, KVCache, KVShape, groups_of
 from engine.model_loader import LoadedModel
 from engine.paged_model import ModelInput
 from engine.request import FinishReason, SamplingParams
@@ -101,7 +101,8 @@ def layers_of(count: int, *, num_kv_heads: int, head_dim: int) -> tuple[Attentio
 
 
 def test_cache_memory_is_what_the_shape_says() -> None:
-    shape = KVShape(layers_of(3, num_kv_heads=2, head_dim=8), block_size=4, dtype=torch.bfloat16)
+    layers = layers_of(3, num_kv_heads=2, head_dim=8)
+    shape = KVShape(layers, groups_of(layers, 128), block_size=4, dtype=torch.bfloat16)
     cache = KVCache(shape, 5, torch.device("cpu"))
     tensors = [tensor for layer in cache.layers for tensor in layer]
     assert all(tensor.shape == (5, 4, 2, 8) and tensor.dtype is torch.bfloat16 for tensor in tensors)
@@ -111,7 +112,8 @@ def test_cache_memory_is_what_the_shape_says() -> None:
 
 @pytest.mark.parametrize("dtype", QUANTISED.values(), ids=str)
 def test_quantised_cache_memory_is_what_the_shape_says(dtype: torch.dtype) -> None:
-    shape = KVShape(layers_of(3, num_kv_heads=2, head_dim=8), block_size=4, dtype=dtype)
+    layers = layers_of(3, num_kv_heads=2, head_dim=8)
+    shape = KVShape(layers, groups_of(layers, 128), block_size=4, dtype=dtype)
     cache = KVCache(shape, 5, torch.device("cpu"))
     numbers = [tensor for layer in cache.layers for tensor in layer]
     scales = [tensor for layer in cache.scales if layer is not None for tensor in (layer.key, layer.value)]
@@ -123,7 +125,8 @@ def test_quantised_cache_memory_is_what_the_shape_says(dtype: torch.dtype) -> No
 
 
 def test_scrub_cleans_its_blocks_only() -> None:
-    shape = KVShape(layers_of(2, num_kv_heads=1, head_dim=2), block_size=2, dtype=torch.float32)
+    layers = layers_of(2, num_kv_heads=1, head_dim=2)
+    shape = KVShape(layers, groups_of(layers, 128), block_size=2, dtype=torch.float32)
     cache = KVCache(shape, 4, torch.device("cpu"))
     for layer in cache.layers:
         for tensor in layer:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.attention_layers import AttentionLayer
 from engine.block_copier import BlockCopier
 from engine.host_tier import HostTier, Restore, Spill
-from engine.kv_cache import KVCache, KVShape
+from engine.kv_cache import KVCache, KVShape, groups_of
 from engine.model_loader import LoadedModel
 from engine.offload_policy import STALE_SECONDS, CopyTime, Direction, OffloadPolicy, Rate
 from engine.request import SamplingParams
@@ -133,7 +133,7 @@ def test_steps_of_decodes_do_not_tell_what_a_prefill_takes() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
 def test_what_comes_back_is_what_went(dtype: torch.dtype) -> None:
     layers = tuple(AttentionLayer(3, 3, 8, None, index) for index in range(2))
-    cache = KVCache(KVShape(layers, block_size=4, dtype=dtype), 5, CPU)
+    cache = KVCache(KVShape(layers, groups_of(layers, 128), block_size=4, dtype=dtype), 5, CPU)
     contents = cache.block_bytes()
     for content in contents:
         content.copy_(torch.randint(0, 255, content.shape, generator=torch.Generator().manual_seed(0)))

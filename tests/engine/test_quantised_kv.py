@@ -85,7 +85,7 @@ def test_together_and_from_the_prefix_cache(case: Case) -> None:
 def test_alone_in_small_chunks_and_preempted(case: Case) -> None:
     engine = make_engine(case.loaded, case.kv_dtype, token_budget=8, max_num_seqs=8, num_blocks=28)
     assert outputs_of(run(engine, case.prompts, NUM_TOKENS)) == case.expected
-    has_window = case.loaded.model.layers[0].window is not None  # what slid out is given back: there is room for all
+    has_window = None not in case.loaded.model.windows  # what slid out is given back: there is room for all
     assert (engine.status().preemptions == 0) == has_window
     alone = make_engine(case.loaded, case.kv_dtype)
     assert outputs_of(run(alone, case.prompts[-1:], NUM_TOKENS)) == case.expected[-1:]

@@ -34,8 +34,8 @@ def test_requests_of_one_step_share_their_prefix() -> None:
     second = harness.add("b", [*range(1, 13), 21], LONG)
     harness.step()
     assert planned(harness) == [("a", 0, 13), ("b", 12, 1)]
-    assert second.block_ids[:3] == first.block_ids[:3]
-    assert second.block_ids[3] != first.block_ids[3]
+    assert second.held_block_ids[:3] == first.held_block_ids[:3]
+    assert second.held_block_ids[3] != first.held_block_ids[3]
     assert second.figures.prefix_hit_tokens == 12
     for request in harness.run().values():
         assert_as_alone(request)
@@ -81,7 +81,7 @@ def test_tenants_do_not_share() -> None:
     requests = [harness.add(name, range(1, 14), LONG, tenant=name) for name in ("a", "b", "")]
     harness.step()
     assert planned(harness) == [("a", 0, 13), ("b", 0, 13), ("", 0, 13)]
-    assert not set(requests[0].block_ids) & set(requests[1].block_ids)
+    assert not set(requests[0].held_block_ids) & set(requests[1].held_block_ids)
     harness.run()
     for request in requests:
         assert_as_alone(request)
@@ -160,7 +160,7 @@ def test_newest_is_preempted_and_waits_first() -> None:
         harness.step()
     assert [request.request_id for request in harness.runner.plans[-1].preempted] == ["b"]
     assert (oldest.state, newest.state) == (RequestState.RUNNING, RequestState.WAITING)
-    assert newest.block_ids == []
+    assert newest.block_tables == []
     assert newest.num_output_tokens > 0
     harness.run()
     plan = next(plan for plan in harness.runner.plans if any(s.request.request_id == "c" for s in plan.scheduled))

@@ -1,6 +1,7 @@
 """Windows: blocks that slid out are given back, and a hit needs a window's blocks only."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.engine.tiny_configs import SERVED, WINDOW
 from tests.engine.tiny_models import generate, load, make_engine, outputs_of, random_model, run
 
 
-def make_manager(**changes: int | bool | None) -> KVCacheManager:
+def make_manager(**changes: Any) -> KVCacheManager:
     return KVCacheManager(make_config(**changes), "fake", FakeClock())
 
 
@@ -30,9 +31,9 @@ def compute(manager: KVCacheManager, request: Request, chunk: int = 4) -> Reques
 
 
 def test_blocks_that_slid_out_are_given_back() -> None:
-    manager = make_manager(window=6, num_blocks=10)
+    manager = make_manager(windows=(6,), num_blocks=10)
     request = compute(manager, make_request(range(1, 31)))
-    assert request.num_slid_blocks == (28 - 6 + 1) // 4  # as the last two tokens were computed
+    assert request.block_tables[0].num_slid == (28 - 6 + 1) // 4  # as the last two tokens were computed
     assert request.num_held_blocks == 8 - 5 == manager.pool.num_held
     assert request.figures.kv_blocks_peak == 3
     manager.release(request)
@@ -41,13 +42,13 @@ def test_blocks_that_slid_out_are_given_back() -> None:
 
 
 def test_a_hit_needs_the_windows_blocks_only() -> None:
-    manager = make_manager(window=6, num_blocks=12)
+    manager = make_manager(windows=(6,), num_blocks=12)
     manager.release(compute(manager, make_request(range(1, 31))))
     first = manager.pool.allocate(8)  # the least recently used, so the beginning is gone
     again = make_request(range(1, 31))
     assert manager.admit(again)
     assert again.num_computed_tokens == 28
-    assert (again.num_held_blocks, again.num_slid_blocks) == (2, 5)
+    assert (again.num_held_blocks, again.block_tables[0].num_slid) == (2, 5)
     manager.release(again)
     other = make_request(range(1, 10))
     assert manager.admit(other)
@@ -56,7 +57,7 @@ def test_a_hit_needs_the_windows_blocks_only() -> None:
 
 
 def test_a_gap_in_the_window_is_no_hit() -> None:
-    manager = make_manager(window=6, num_blocks=10)
+    manager = make_manager(windows=(6,), num_blocks=10)
     request = compute(manager, make_request(range(1, 31)))
     manager.pool.forget(request.held_block_ids[-2:-1])
     manager.release(request)
@@ -67,15 +68,15 @@ def test_a_gap_in_the_window_is_no_hit() -> None:
 
 
 def test_a_window_of_one_token_has_no_hit_without_a_block() -> None:
-    manager = make_manager(window=1)
+    manager = make_manager(windows=(1,))
     request = make_request(range(1, 12))
     assert manager.admit(request)
     assert request.num_computed_tokens == 0
 
 
 def test_a_sequence_far_longer_than_the_cache() -> None:
-    harness = make_harness(window=8, num_blocks=8, max_model_len=500, max_num_seqs=2, token_budget=6)
-    assert harness.config.most_blocks == 6
+    harness = make_harness(windows=(8,), num_blocks=8, max_model_len=500, max_num_seqs=2, token_budget=6)
+    assert harness.config.most_blocks_of(500) == 6
     prompts = (range(1, 31), range(5, 9))
     requests = [
         harness.add(str(index), prompt, SamplingParams(max_tokens=150, ignore_eos=True))
@@ -83,26 +84,26 @@ def test_a_sequence_far_longer_than_the_cache() -> None:
     ]
     harness.run()
     for request in requests:
-        assert_as_alone(request, window=8)
-        assert request.figures.kv_blocks_peak <= harness.config.most_blocks
+        assert_as_alone(request, windows=(8,))
+        assert request.figures.kv_blocks_peak <= harness.config.most_blocks_of(500)
     harness.assert_idle()
 
 
 def test_what_never_fits_is_refused() -> None:
     """A cache smaller than a window and a step holds sequences that fit in it whole."""
-    harness = make_harness(window=8, num_blocks=5, max_model_len=500, max_num_seqs=2, token_budget=6)
+    harness = make_harness(windows=(8,), num_blocks=5, max_model_len=500, max_num_seqs=2, token_budget=6)
     assert harness.config.longest_sequence == 20
     with pytest.raises(RequestError, match="above the KV cache's 20"):
         harness.add("long", [1, 2, 3], SamplingParams(max_tokens=18))
 
 
 def test_forks_share_what_has_not_slid_out() -> None:
-    harness = make_harness(window=6, num_blocks=24, max_model_len=500, token_budget=16)
+    harness = make_harness(windows=(6,), num_blocks=24, max_model_len=500, token_budget=16)
     outputs = [Output(SamplingParams(max_tokens=30, ignore_eos=True, seed=seed)) for seed in range(3)]
     requests = harness.engine.add_group("group", list(range(1, 24)), outputs)
     harness.run()
     for request in requests:
-        assert_as_alone(request, window=6)
+        assert_as_alone(request, windows=(6,))
     assert (
         sum(request.figures.computed_tokens for request in requests) == 23 + 2 + 3 * 29
     )  # the last of the prompt by each
@@ -110,17 +111,16 @@ def test_forks_share_what_has_not_slid_out() -> None:
 
 
 def test_window_of_nothing() -> None:
-    with pytest.raises(ValueError, match="window is 0; it must be at least 1, or None"):
-        EngineConfig(num_blocks=4, max_model_len=16, window=0, max_num_seqs=1)
+    with pytest.raises(ValueError, match="windows has 0; each must be at least 1, or None"):
+        EngineConfig(num_blocks=4, max_model_len=16, windows=(0,), max_num_seqs=1)
 
 
 def test_a_model_holds_no_more_than_its_window_and_a_step(tmp_path: Path) -> None:
     config = SERVED["mistral-window"]()
     loaded = load(random_model(config), tmp_path)
-    assert loaded.model.window == WINDOW
+    assert loaded.model.windows == (WINDOW,)
     prompt, num_tokens = list(range(3, 33)), 60
     engine = make_engine(loaded, num_blocks=12, token_budget=16, max_num_seqs=4)
     (request,) = run(engine, [prompt], num_tokens)
     assert outputs_of([request]) == [generate(random_model(config), prompt, num_tokens)]
     assert request.figures.kv_blocks_peak == (WINDOW + 16) // 4  # of the 23 that all its tokens would take
-    assert load(random_model(SERVED["gemma3"]()), tmp_path / "mixed").model.window is None

@@ -47,7 +47,7 @@ def make_engine(
     loaded: LoadedModel,
     kv_dtype: torch.dtype | None = None,
     speculator: Speculator | None = None,
-    **changes: int | bool | None,
+    **changes: Any,
 ) -> Engine:
     """Return an engine on a loaded model, with blocks of four tokens unless changed."""
     config = make_config(loaded, **changes)
@@ -55,12 +55,12 @@ def make_engine(
     return Engine(config, runner, loaded.identity, Detokenizer(lambda token_ids: ""), speculator=speculator)
 
 
-def make_config(loaded: LoadedModel, **changes: int | bool | None) -> EngineConfig:
+def make_config(loaded: LoadedModel, **changes: Any) -> EngineConfig:
     values: dict[str, Any] = {
-        "num_blocks": 300,
+        "num_blocks": 300 * len(loaded.model.windows),
         "max_model_len": loaded.model.max_model_len,
         "block_size": 4,
-        "window": loaded.model.window,
+        "windows": loaded.model.windows,
         "token_budget": 512,
     }
     return EngineConfig(**(values | changes))

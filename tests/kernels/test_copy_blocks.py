@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from engine.attention_layers import AttentionLayer
-from engine.kv_cache import KVCache, KVShape
+from engine.kv_cache import KVCache, KVShape, groups_of
 from kernels import ops, reference
 from kernels.kv_scales import KVScales
 
@@ -40,7 +40,7 @@ def test_equals_reference_and_touches_nothing_else(dtype: torch.dtype, heads_fir
 
 def test_a_cache_copies_in_order_where_one_copy_depends_on_another() -> None:
     layers = tuple(AttentionLayer(1, 1, 4, None, source=index) for index in range(2))
-    cache = KVCache(KVShape(layers, 2, torch.float32), NUM_BLOCKS, torch.device("cpu"))
+    cache = KVCache(KVShape(layers, groups_of(layers, 128), 2, torch.float32), NUM_BLOCKS, torch.device("cpu"))
     for key_cache, value_cache in cache.layers:
         for block_id in range(NUM_BLOCKS):
             key_cache[block_id] = block_id

@@ -53,8 +53,11 @@ def test_greedy_equals_generate_beyond_the_window(loaded: LoadedModel) -> None:
         expected.append(output[0, len(prompt) :].tolist())
     assert len(set(map(tuple, expected))) == len(prompts)
 
-    config = EngineConfig(num_blocks=100, max_model_len=1024, max_num_seqs=8, token_budget=256)
-    runner = ModelRunner(loaded.model, 100, config.block_size)
+    assert loaded.model.windows == (*[WINDOW] * 5, None)
+    config = EngineConfig(
+        num_blocks=600, max_model_len=1024, max_num_seqs=8, token_budget=256, windows=loaded.model.windows
+    )
+    runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
     engine = Engine(config, runner, loaded.identity, Detokenizer(lambda _ids: ""))
     cold = run(engine, prompts, NUM_TOKENS)
     assert [request.output_token_ids for request in cold] == expected

@@ -7,7 +7,7 @@ import pytest
 
 from engine.detokenizing import Detokenizer
 from tests.sql.builders import after, claim_of
-from tests.worker.fakes import decode
+from tests.worker.fakes import CONFIG, decode
 from worker.backoff import Backoff, RetryPolicy
 from worker.error_classes import ERROR_CLASSES, ErrorClass
 from worker.records import AttemptState, Retry
@@ -15,7 +15,7 @@ from worker.running.held import HeldJob
 from worker.running.outcomes import OutcomeBuilder
 
 NOW = 1020.0  # on the monotonic clock; 20 s after the claim
-BUILDER = OutcomeBuilder(Detokenizer(decode), 16, 1024, lambda: 0, lambda: NOW, Backoff(8.0, 100.0, lambda: 0.5))
+BUILDER = OutcomeBuilder(Detokenizer(decode), CONFIG, 1024, lambda: 0, lambda: NOW, Backoff(8.0, 100.0, lambda: 0.5))
 CODES = {kind: [code for code, of in ERROR_CLASSES.items() if of is kind] for kind in ErrorClass}
 
 

@@ -47,13 +47,13 @@ class Appetite:
         return max(0, min(seats, fitting + self._lookahead))
 
     def _num_blocks(self, job: HeldJob) -> int:
-        """Return the blocks that all known tokens of a job take; a guess until it is tokenized."""
+        """Return the blocks that a job takes until all its known tokens are computed; a guess until it is tokenized."""
         if job.request is not None:
             num_tokens = job.request.num_tokens
         else:
             num_tokens = len(job.prompt) or len(job.claim.payload_json) // BYTES_PER_TOKEN
-        further = num_outputs(job.claim.job) - 1  # each has at least its last block to itself
-        return -(-num_tokens // self._config.block_size) + further
+        further = num_outputs(job.claim.job) - 1  # each has at least its last blocks to itself
+        return self._config.most_blocks_of(num_tokens) + further * len(self._config.windows)
 
 
 def prefix_hit_share(jobs: Iterable[HeldJob]) -> float:

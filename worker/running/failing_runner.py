@@ -57,5 +57,6 @@ class FailingRunner:
             if share.num_computed_tokens and self._markers[share.request.request_id]:
                 block = (share.num_computed_tokens - 1) // self._runner.cache.shape.block_size
                 caches, scales = self._runner.cache.layer(0)
+                table = share.request.block_tables[self._runner.cache.groups[0]]
                 for cache in caches if scales is None else (scales.key, scales.value):
-                    cache[share.request.block_ids[block]] = torch.nan
+                    cache[table.block_ids[block]] = torch.nan

@@ -77,7 +77,7 @@ class ServedModel:
     compile_grammar: CompileGrammar
     decode: Detokenizer
     names: frozenset[str]  # what a job may call it
-    bytes_per_block: int  # of KV, all layers
+    bytes_per_block: int  # of KV
     peak_memory_bytes: Callable[[], int]
 
 
@@ -112,7 +112,7 @@ class Flow:
         self._queue = job_queue = _make_queue(settings, connection, self.worker)
         self._outcomes = outcomes = OutcomeBuilder(
             model.decode,
-            model.engine.config.block_size,
+            model.engine.config,
             model.bytes_per_block,
             model.peak_memory_bytes,
             time.monotonic,

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from engine.config import EngineConfig
 from engine.request import Request
 from worker.records import JobStats
 from worker.running.held import HeldJob
 from worker.running.usage import MS
 
 
-def stats_of(job: HeldJob, block_size: int, bytes_per_block: int, memory_peak_bytes: int) -> JobStats:
-    """Return the figures of a finished job. `block_size` is in tokens, `bytes_per_block` covers all layers.
+def stats_of(job: HeldJob, config: EngineConfig, bytes_per_block: int, memory_peak_bytes: int) -> JobStats:
+    """Return the figures of a finished job on an engine of this configuration and size of block.
 
     A block that several of its outputs share counts once; blocks reserved for prompt and max_tokens would be those of
     each output. What the prefix cache gave is what the first output found there.
@@ -22,7 +23,7 @@ def stats_of(job: HeldJob, block_size: int, bytes_per_block: int, memory_peak_by
     # Enqueued on the producer's clock, claimed on Redis's: a skew must not give a negative time.
     queue_ms = max(0.0, (job.claim.claimed_at - job.claim.enqueued_at).total_seconds() * MS)
     blocks = first.figures if first.group is None else first.group.figures
-    blocks_limit = -(-(first.num_prompt_tokens + first.params.max_tokens) // block_size)
+    blocks_limit = config.whole_blocks_of(first.num_prompt_tokens + first.params.max_tokens)
     return JobStats(
         queue_ms=queue_ms,
         tokenize_ms=job.tokenize_ms,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
 from engine.request import FinishReason, RequestError
 from worker.backoff import Backoff
@@ -31,21 +32,21 @@ LEASE_LOST = ("lease_lost", "the lease ran out and the job went back to its queu
 class OutcomeBuilder:
     """Builds outcomes for one engine.
 
-    `block_size` is in tokens and `bytes_per_block` covers all layers; `peak_memory_bytes` reads the device's (or
+    `config` is the engine's and `bytes_per_block` of its KV cache; `peak_memory_bytes` reads the device's (or
     process's) peak; `monotonic` is the engine's clock.
     """
 
     def __init__(
         self,
         detokenize: Detokenizer,
-        block_size: int,
+        config: EngineConfig,
         bytes_per_block: int,
         peak_memory_bytes: Callable[[], int],
         monotonic: Callable[[], float],
         backoff: Backoff,
     ) -> None:
         self._detokenize = detokenize
-        self._block_size = block_size
+        self._config = config
         self._bytes_per_block = bytes_per_block
         self._peak_memory_bytes = peak_memory_bytes
         self._monotonic = monotonic
@@ -67,7 +68,7 @@ class OutcomeBuilder:
             text=first.text,
             token_ids=first.token_ids,
             finish_reason=FinishReason.CANCELLED.value if is_aborted else first.finish_reason,
-            stats=stats_of(job, self._block_size, self._bytes_per_block, self._peak_memory_bytes()),
+            stats=stats_of(job, self._config, self._bytes_per_block, self._peak_memory_bytes()),
             logprobs=first.logprobs,
             choices=tuple(further),
         )

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import replace
 from uuid import uuid4
 
 import redis
@@ -22,6 +23,7 @@ from engine.linears import Numerics, Weights
 from engine.memory import peak_memory_bytes, spare_kv_bytes
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
 from engine.model_runner import ModelRunner
+from engine.paged_model import PagedModel
 from worker.errors import ConfigurationError
 from worker.log_fields import naming_worker
 from worker.model_shape import short_name
@@ -33,7 +35,7 @@ from worker.running.failing_runner import FailingRunner
 from worker.running.failpoints import Point, parse_faults
 from worker.running.flow import Flow, ServedModel
 from worker.running.process_start import process_start
-from worker.running.speculating import check_vocabularies, speculation
+from worker.running.speculating import check_vocabularies, draft_config, speculation
 from worker.running.tokenizing import Tokenizer
 from worker.settings_model import Settings
 from worker.sql import schema
@@ -182,34 +184,45 @@ def _kv_dtype(settings: Settings, loaded: LoadedModel) -> torch.dtype:
 
 
 def _engine_config(settings: Settings, loaded: LoadedModel, draft: LoadedModel | None) -> EngineConfig:
-    """Size the engine; a draft model's KV cache has as many blocks.
+    """Size the engine; of the memory for its KV cache, a draft model's has its part.
 
     Raises ConfigurationError when the KV cache could not hold a single sequence's start."""
     model = loaded.model
-    max_model_len = min(settings.max_model_len or model.max_model_len, model.max_model_len)
-    bytes_per_block = model.kv_shape(settings.block_size, _kv_dtype(settings, loaded)).bytes_per_block
-    if draft is not None:
-        bytes_per_block += draft.model.kv_shape(settings.block_size).bytes_per_block
+    budget = CPU_TOKEN_BUDGET if model.device.type == "cpu" else CUDA_TOKEN_BUDGET
     kv_bytes = settings.kv_memory_bytes or spare_kv_bytes(model.device)
-    # More than every sequence at its longest would never be used.
-    most = settings.max_num_seqs * -(-max_model_len // settings.block_size)
-    num_blocks = min(kv_bytes // bytes_per_block, most)
-    if num_blocks < 1:
+    bytes_per_block = model.kv_shape(settings.block_size, _kv_dtype(settings, loaded)).bytes_per_block
+    if kv_bytes < bytes_per_block:
         raise ConfigurationError(f"kv_memory_bytes: {kv_bytes} is less than one block of {bytes_per_block} bytes")
     if 0 < settings.kv_offload_bytes < bytes_per_block:
         given = int(settings.kv_offload_bytes)
         raise ConfigurationError(f"kv_offload_bytes: {given} is less than one block of {bytes_per_block} bytes")
-    budget = CPU_TOKEN_BUDGET if model.device.type == "cpu" else CUDA_TOKEN_BUDGET
     try:
-        return EngineConfig(
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
+        config = EngineConfig(
+            num_blocks=kv_bytes // bytes_per_block,
+            max_model_len=min(settings.max_model_len or model.max_model_len, model.max_model_len),
             block_size=settings.block_size,
             max_num_seqs=settings.max_num_seqs,
             token_budget=settings.token_budget or max(budget, settings.max_num_seqs),
             enable_prefix_caching=settings.enable_prefix_caching,
-            window=model.window,
+            windows=model.windows,
             num_host_blocks=settings.kv_offload_bytes // bytes_per_block,
         )
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+    if draft is not None:
+        config = _beside_draft(config, bytes_per_block, draft.model)
+    # More than every sequence at its longest would never be used.
+    most = settings.max_num_seqs * config.whole_blocks_of(config.max_model_len)
+    return replace(config, num_blocks=min(config.num_blocks, most))
+
+
+def _beside_draft(config: EngineConfig, bytes_per_block: int, draft: PagedModel) -> EngineConfig:
+    """Return the configuration with as many blocks as fit beside the draft model's. Raises ConfigurationError."""
+    kv_bytes = config.num_blocks * bytes_per_block
+    draft_bytes = draft.kv_shape(config.block_size).bytes_per_block
+    whole = draft_config(config, draft.max_model_len, draft.windows).num_blocks * draft_bytes
+    num_blocks = config.num_blocks * kv_bytes // (kv_bytes + whole)
+    if num_blocks < 1:
+        together = bytes_per_block + draft_bytes
+        raise ConfigurationError(f"kv_memory_bytes: {kv_bytes} is less than one block of {together} bytes")
+    return replace(config, num_blocks=num_blocks)

@@ -25,6 +25,15 @@ def check_vocabularies(draft: LoadedModel, model: LoadedModel) -> None:
         )
 
 
+def draft_config(config: EngineConfig, max_model_len: int, windows: tuple[int | None, ...]) -> EngineConfig:
+    """Return the configuration of a draft model's cache: of the sequences that are as long as both models take, it
+    holds as many as the engine's. It has no tier in the host's memory."""
+    longest = min(config.max_model_len, max_model_len)
+    own = replace(config, max_model_len=max_model_len, windows=windows, num_host_blocks=0)
+    num_blocks = -(-config.num_blocks * own.most_blocks_of(longest) // config.most_blocks_of(longest))
+    return replace(own, num_blocks=num_blocks)
+
+
 def speculation(
     settings: Settings,
     config: EngineConfig,
@@ -40,7 +49,7 @@ def speculation(
         return None
     if draft is None:
         return Speculation(PromptLookup(), settings.max_draft_tokens)
-    own = replace(config, max_model_len=draft.model.max_model_len, window=draft.model.window)
+    own = draft_config(config, draft.model.max_model_len, draft.model.windows)
     runner = watched(ModelRunner(draft.model, own.num_blocks, own.block_size, cuda_graphs=settings.cuda_graphs))
     drafter = DraftModel(runner, own, draft.identity.name, model.identity.vocab_size, time.monotonic)
     return Speculation(drafter, settings.max_draft_tokens)

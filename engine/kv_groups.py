@@ -1,0 +1,67 @@
+"""KV groups: layers that keep the same tokens, and so have one block table for all of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MAX_GROUPS = 8  # of a model: each has a block table of its own, and an attention plan in every step
+MOST_LEFT = 0.9  # of the KV memory of the longest sequence: who saves less than the rest is better off with one table
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Some of a model's layers. A block of a group has K and V of one run of tokens for all its layers.
+
+    The blocks of all groups are of one size, so that they come from one pool: where a model has more sliding layers
+    than full ones, say, the sliding ones are several groups, each of as many layers as the full one has.
+    """
+
+    window: int | None  # tokens that its layers see, the newest included; None sees all
+    layers: tuple[int, ...]  # indices of layers that have K and V of their own, in order
+
+
+def together(windows: Mapping[int, int | None]) -> tuple[KVGroup]:
+    """Return all layers as one group, which keeps what any of them sees. `windows` is by layer."""
+    seen = set(windows.values())
+    return (KVGroup(None if None in seen else max(one for one in seen if one is not None), tuple(windows)),)
+
+
+def divide(windows: Mapping[int, int | None], longest: int) -> tuple[KVGroup, ...]:
+    """Return the groups of layers of one shape with which a sequence of `longest` tokens takes the least memory.
+
+    Groups that are smaller than others leave a part of their blocks unused; that is part of the reckoning.
+    """
+    by_window: dict[int | None, list[int]] = {}
+    for layer, window in windows.items():
+        by_window.setdefault(window, []).append(layer)
+    undivided = together(windows)
+    choices = [_of_size(by_window, size) for size in range(1, len(windows) + 1)]
+    few = [groups for groups in choices if len(groups) <= MAX_GROUPS]
+    best = min(few, key=lambda groups: (_cost(groups, longest), len(groups)), default=undivided)
+    return best if _cost(best, longest) <= MOST_LEFT * _cost(undivided, longest) else undivided
+
+
+def num_lanes(groups: tuple[KVGroup, ...]) -> int:
+    """Return how many layers' K and V a block has room for."""
+    return max(len(group.layers) for group in groups)
+
+
+def num_slid_blocks(window: int | None, num_computed_tokens: int, block_size: int) -> int:
+    """Return how many leading blocks no token behind the computed ones sees."""
+    if window is None:
+        return 0
+    return max(0, num_computed_tokens - window + 1) // block_size
+
+
+def _of_size(by_window: Mapping[int | None, list[int]], size: int) -> tuple[KVGroup, ...]:
+    """Return groups of `size` layers; the last of each window may have fewer."""
+    return tuple(
+        KVGroup(window, tuple(layers[start : start + size]))
+        for window, layers in by_window.items()
+        for start in range(0, len(layers), size)
+    )
+
+
+def _cost(groups: tuple[KVGroup, ...], longest: int) -> int:
+    """Return what a sequence of `longest` tokens holds: tokens times layers that there is room for."""
+    kept = (longest if group.window is None else min(longest, group.window) for group in groups)
+    return num_lanes(groups) * sum(kept)
