@@ -17,7 +17,7 @@ from engine.request import SamplingParams
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakes import EagerSpeculation
-from tests.engine.tiny_configs import LOCAL_MOE, MIXED, SHARED_KV, VOCAB_SIZE, WINDOW
+from tests.engine.tiny_configs import LOCAL_MOE, MIXED, SERVED, SHARED_KV, VOCAB_SIZE, WINDOW
 from tests.engine.tiny_models import generate, load, make_config, make_engine, outputs_of, random_model, run
 
 NUM_TOKENS = 20
@@ -156,5 +156,4 @@ def test_drafts_change_no_token(mixed: Mixed, drafter: str) -> None:
 
 def test_layers_of_other_widths_keep_all(tmp_path: Path) -> None:
     """Gemma 4: its full layers are wider."""
-    config = transformers.Gemma4TextConfig(**SHARED_KV, global_head_dim=16, num_global_key_value_heads=1)
-    assert load(random_model(config), tmp_path).model.windows == (None,)
+    assert load(random_model(SERVED["gemma4"]()), tmp_path).model.windows == (None,)
