@@ -27,9 +27,9 @@ class TritonLayer(FusedLayer):
     def _attend(self, heads: Tensor, embeddings: Embeddings, model_input: ModelInput) -> Tensor:
         (key_cache, value_cache), scales = model_input.cache.layer(self.layer_index)
         cos, sin = embeddings
-        slots = model_input.slot_mapping
+        slots = model_input.slot_mapping(self.layer_index)
         ops.rotate_and_store(heads, self._num_heads, cos[0], sin[0], key_cache, value_cache, slots, scales)
-        plan = model_input.attention.plan_for(self._rules, self._num_heads, self._num_kv_heads)
+        plan = model_input.attention.plan_for(self.layer_index, self._rules, self._num_heads, self._num_kv_heads)
         assert not isinstance(plan, NativePlan), "the C kernels are for a CPU"
         query = heads[:, : self._num_heads]
         return ops.paged_attention(query, key_cache, value_cache, plan, self._rules, scales)
