@@ -9,14 +9,14 @@ Not run on a GPU yet.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from engine.kv_cache import KVCache
-from engine.paged_model import ModelInput, PagedModel, StepAttention
+from engine.paged_model import ModelInput, PagedModel, StepAttention, batches_of
 from engine.step_plan import ScheduledRequest, SchedulerOutput
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.score_rules import ScoreRules
@@ -30,7 +30,8 @@ CPU = torch.device("cpu")
 
 Forward: TypeAlias = Callable[[], None]
 Capture: TypeAlias = Callable[[Forward], Callable[[], None]]  # records a forward and returns how to repeat it
-Heads: TypeAlias = tuple[int | None, int, int]  # a window, query heads and KV heads: what attention is planned for
+# What attention is planned for: a KV group, a window, query heads and KV heads.
+Heads: TypeAlias = tuple[int, int | None, int, int]
 GraphKey: TypeAlias = tuple[int, int, tuple[tuple[int, bool], ...]]
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class CudaCapture:
 class _Graph:
     """A recorded step, and the memory that it reads and writes."""
 
-    tokens: Tensor  # [3, bucket], int64: token ids, positions and slots
+    tokens: Tensor  # [2 + num_groups, bucket], int64: token ids, positions and each KV group's slots
     plans: Mapping[Heads, StaticPlan]
     logits: Tensor  # [bucket, vocab_size], float32
     replay: Callable[[], None]
@@ -76,10 +77,10 @@ class DecodeGraphs:
         self._scratch = PagedSequence([scratch_block], 0, 1)
         self._capture = capture
         self._rules: dict[Heads, SplitRule] = {
-            (layer.window, layer.num_heads, layer.num_kv_heads): SplitRule.choose(
+            (group, layer.window, layer.num_heads, layer.num_kv_heads): SplitRule.choose(
                 model.device, layer.num_kv_heads, batch_invariant=model.batch_invariant
             )
-            for layer in model.layers
+            for group, layer in zip(cache.groups, model.layers, strict=True)
         }
         self._graphs: dict[GraphKey, _Graph] = {}
         self._logits: dict[int, Tensor] = {}  # by bucket: one graph's are read before another runs
@@ -91,12 +92,12 @@ class DecodeGraphs:
         bucket = bucket_for(plan.scheduled)
         if self._is_off or bucket is None:
             return None
-        batch, tokens = self._fill_up(plan.scheduled, bucket)
+        batches, tokens = self._fill_up(plan, bucket)
         fresh = {
-            (window, num_heads, num_kv_heads): plan_attention(
-                batch, num_heads // num_kv_heads, self._model.dtype, CPU, rule, window
+            (group, window, num_heads, num_kv_heads): plan_attention(
+                batches[group], num_heads // num_kv_heads, self._model.dtype, CPU, rule, window
             )
-            for (window, num_heads, num_kv_heads), rule in self._rules.items()
+            for (group, window, num_heads, num_kv_heads), rule in self._rules.items()
         }
         width = max(one.block_tables.shape[1] for one in fresh.values())
         num_blocks = max(MIN_TABLE_BLOCKS, 1 << (width - 1).bit_length())
@@ -115,14 +116,17 @@ class DecodeGraphs:
         graph.replay()
         return graph.logits[: len(plan.scheduled)]
 
-    def _fill_up(self, shares: Sequence[ScheduledRequest], bucket: int) -> tuple[PagedBatch, Tensor]:
-        """Return the step's sequences and its token ids, positions and slots, on the host, with those that fill it."""
-        sequences = [PagedSequence(share.request.block_ids, share.num_computed_tokens, 1) for share in shares]
-        num_missing = bucket - len(shares)
-        batch = PagedBatch((*sequences, *[self._scratch] * num_missing), self._cache.shape.block_size)
-        token_ids = [share.request.token_ids[share.num_computed_tokens] for share in shares] + [0] * num_missing
-        positions = [sequence.num_context for sequence in batch.sequences]
-        return batch, torch.tensor([token_ids, positions, batch.slot_mapping()], dtype=torch.int64)
+    def _fill_up(self, plan: SchedulerOutput, bucket: int) -> tuple[list[PagedBatch], Tensor]:
+        """Return the step as each KV group has it, and its token ids, positions and slots, on the host, with those that
+        fill it up."""
+        filling = [self._scratch] * (bucket - len(plan.scheduled))
+        batches = [
+            replace(batch, sequences=(*batch.sequences, *filling)) for batch in batches_of(plan, self._cache.shape)
+        ]
+        token_ids = [share.request.token_ids[share.num_computed_tokens] for share in plan.scheduled]
+        positions = [sequence.num_context for sequence in batches[0].sequences]
+        slots = [batch.slot_mapping() for batch in batches]
+        return batches, torch.tensor([token_ids + [0] * len(filling), positions, *slots], dtype=torch.int64)
 
     def _record(self, tokens: Tensor, fresh: Mapping[Heads, TritonPlan], num_blocks: int) -> _Graph | None:
         """Return the graph of such steps; None, from then on, for a model that cannot be recorded."""
@@ -152,16 +156,16 @@ class DecodeGraphs:
             return None
 
     def _input(self, tokens: Tensor, plans: Mapping[Heads, StaticPlan]) -> ModelInput:
-        def plan_for(rules: ScoreRules, num_heads: int, num_kv_heads: int) -> TritonPlan:
-            return plans[rules.window, num_heads, num_kv_heads].plan
+        def plan_for(group: int, rules: ScoreRules, num_heads: int, num_kv_heads: int) -> TritonPlan:
+            return plans[group, rules.window, num_heads, num_kv_heads].plan
 
-        token_ids, positions, slots = tokens
+        token_ids, positions, *slots = tokens
         return ModelInput(
             input_ids=token_ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
-            slot_mapping=slots,
+            slot_mappings=tuple(slots),
             sample_rows=torch.arange(tokens.shape[1], device=tokens.device),
-            attention=StepAttention(plan_for),
+            attention=StepAttention(self._cache.groups, plan_for),
             cache=self._cache,
         )
 

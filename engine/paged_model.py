@@ -184,7 +184,7 @@ class PagedModel:
 
     def build_input(self, plan: SchedulerOutput, cache: KVCache) -> ModelInput:
         """Return a step's tensors on the model's device."""
-        batches = _batches(plan, len(cache.shape.groups), cache.shape.block_size)
+        batches = batches_of(plan, cache.shape)
         token_ids: list[int] = []
         positions: list[int] = []
         sample_rows: list[int] = []
@@ -243,8 +243,8 @@ class PagedModel:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
-def _batches(plan: SchedulerOutput, num_groups: int, block_size: int) -> list[PagedBatch]:
-    """Return the step as each KV group's block tables have it."""
+def batches_of(plan: SchedulerOutput, shape: KVShape) -> list[PagedBatch]:
+    """Return a step as each KV group's block tables have it."""
     tables = zip(*(share.request.block_tables for share in plan.scheduled), strict=True)
     batches = [
         PagedBatch(
@@ -252,11 +252,11 @@ def _batches(plan: SchedulerOutput, num_groups: int, block_size: int) -> list[Pa
                 PagedSequence(table.block_ids, share.num_computed_tokens, share.num_scheduled_tokens)
                 for table, share in zip(of_group, plan.scheduled, strict=True)
             ),
-            block_size,
+            shape.block_size,
         )
         for of_group in tables
     ]
-    assert len(batches) == num_groups, "a request has a block table for each KV group of the cache"
+    assert len(batches) == len(shape.groups), "a request has a block table for each KV group of the cache"
     return batches
 
 

@@ -19,7 +19,7 @@ from engine.sampler import sample
 from engine.triton_layer import TritonLayer
 from kernels import ops
 from tests.engine.fakes import make_request
-from tests.engine.tiny_configs import SIZES
+from tests.engine.tiny_configs import SERVED, SIZES, WINDOW
 from tests.engine.tiny_models import generate, make_config, make_engine, outputs_of, random_model, run
 from tests.kernels.triton_device import triton_device
 
@@ -143,6 +143,20 @@ def test_steps_by_graphs_answer_as_those_without(tmp_path: Path) -> None:
     assert max(held) == engine.config.num_blocks, "what fills a step up writes to the block that nobody owns"
     assert bool(key_cache[-1, 0].any())
     assert not bool(key_cache[-1, 1:].any())
+
+
+def test_graphs_have_each_groups_blocks(tmp_path: Path) -> None:
+    """A full layer and one with a window, which slides on beneath a recorded step."""
+    config = SERVED["gpt-oss"]()
+    random_model(config).save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), dtype=torch.float32, device=DEVICE, cache_dir=tmp_path / "cache")
+    assert loaded.model.windows == (WINDOW, None)
+    prompts, capture = [list(range(3, 34)), list(range(40, 60))], CountingCapture()
+    engine, _ = engine_with(loaded, capture)
+    requests = run(engine, prompts, 7)
+    assert outputs_of(requests) == [generate(random_model(config), prompt, 7) for prompt in prompts]
+    assert [request.figures.computed_tokens for request in requests] == [37, 26]
+    assert capture.num_replays == 6
 
 
 def test_a_model_that_cannot_be_recorded_runs_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
