@@ -3,6 +3,8 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from engine.kv_groups import most_held
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -42,11 +44,8 @@ class EngineConfig:
     def most_blocks_by_group(self) -> tuple[int, ...]:
         """Blocks that one request holds at most in each KV group: those of a window and of a step where it has one."""
         whole = -(-self.max_model_len // self.block_size)
-        return tuple(
-            # Neither the window's beginning nor the step's end need fall on a block's; one more while one is copied.
-            whole if window is None else min(whole, (window + self.token_budget - 2) // self.block_size + 3)
-            for window in self.windows
-        )
+        held = (most_held(w, self.max_model_len, self.token_budget, self.block_size) for w in self.windows)
+        return tuple(min(whole, most + 1) for most in held)  # one more while one is copied
 
     def most_blocks_of(self, num_tokens: int) -> int:
         """Return the blocks that a request holds at most, in all KV groups, until it has so many tokens."""

@@ -52,6 +52,15 @@ def num_slid_blocks(window: int | None, num_computed_tokens: int, block_size: in
     return max(0, num_computed_tokens - window + 1) // block_size
 
 
+def most_held(window: int | None, num_tokens: int, num_scheduled_tokens: int, block_size: int) -> int:
+    """Return the blocks that a sequence of `num_tokens` tokens holds at most in a group, in steps of so many tokens."""
+    whole = -(-num_tokens // block_size)
+    if window is None:
+        return whole
+    # Neither the window's beginning nor the step's end need fall on a block's.
+    return min(whole, (window + num_scheduled_tokens - 2) // block_size + 2)
+
+
 def _of_size(by_window: Mapping[int | None, list[int]], size: int) -> tuple[KVGroup, ...]:
     """Return groups of `size` layers; the last of each window may have fewer."""
     return tuple(

@@ -2,11 +2,14 @@
 
 KV bytes a token are 2 * layers * KV heads * (head dimension * bytes an element + bytes of a scale): one key and one
 value in each layer, and a scale for each where they are quantised.
-Only KV heads count, so grouped-query attention shrinks the cache by query heads / KV heads.
+Only KV heads count, so grouped-query attention shrinks the cache by query heads / KV heads. Of layers with a window, a
+sequence keeps the window's tokens only, in blocks of a KV group's layers (`engine.kv_groups`).
 """
 
 import math
 from dataclasses import dataclass
+
+from engine.kv_groups import KVGroup, divide, most_held, num_lanes
 
 # Hidden-sized vectors that one token of a step keeps alive at once: residual, norm, query, key, value, attention
 # output, and the two halves of a feed-forward layer that is about four times as wide.
@@ -42,12 +45,15 @@ class ModelShape:
     vocab_size: int
     num_parameters: int
     split: ParameterSplit | None = None  # None: not known, all but one embedding is taken for linear layers
+    windows: tuple[int | None, ...] | None = None  # tokens that each layer sees; None, of one or of all: all of them
 
     def __post_init__(self) -> None:
         for field in self.__slots__:
             value = getattr(self, field)
-            if field != "split" and value < 1:
+            if field not in {"split", "windows"} and value < 1:
                 raise ValueError(f"{field} is {value}; it must be at least 1")
+        if self.windows is not None and len(self.windows) != self.num_layers:
+            raise ValueError(f"windows are {len(self.windows)}; they must be as many as num_layers ({self.num_layers})")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads is {self.num_heads}; it must be a multiple of num_kv_heads ({self.num_kv_heads})"
@@ -87,7 +93,7 @@ class SequenceFit:
     """How many sequences of one length fit at once."""
 
     tokens: int  # length of each sequence
-    kv_bytes: int  # one sequence's blocks, the last one whole
+    kv_bytes: int  # one sequence's blocks while it decodes, the last one whole
     paged: int  # sequences, when each holds the blocks it needs
     reserved: int  # sequences, when each holds one contiguous run as long as the context
 
@@ -104,9 +110,10 @@ class MemoryPlan:
     kv_bytes_per_token: int  # of the model alone
     kv_bytes_per_token_without_gqa: int  # the same with a KV head for each query head
     draft_kv_bytes_per_token: int  # of a draft model, in the type of the weights
-    block_bytes: int  # of both
+    num_groups: int  # of layers with a block table each
+    block_bytes: int  # of a group's layers, and a draft model's share
     num_blocks: int
-    capacity_tokens: int
+    capacity_tokens: int  # while nothing slides out of windows
     fits: tuple[SequenceFit, ...]  # at the context, and at a quarter of it
 
     @property
@@ -148,20 +155,43 @@ def activation_bytes(shape: ModelShape, token_budget: int, max_num_seqs: int) ->
     return hidden + logits
 
 
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """How one model's keys and values lie in blocks."""
+
+    groups: tuple[KVGroup, ...]
+    token_bytes: int  # of one token in all layers
+    block_bytes: int  # of one group's layers
+    block_size: int
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Return the blocks that a sequence holds at most while it decodes."""
+        return sum(most_held(group.window, num_tokens, 1, self.block_size) for group in self.groups)
+
+
+def _cache_of(shape: ModelShape, deployment: Deployment, element_bytes: int, scale_bytes: int) -> _Cache:
+    windows = shape.windows or (None,) * shape.num_layers
+    groups = divide(dict(enumerate(windows)), deployment.context)
+    lane_bytes = kv_bytes_per_token(1, shape.num_kv_heads, shape.head_dim, element_bytes, scale_bytes)
+    size = deployment.block_size
+    return _Cache(groups, lane_bytes * shape.num_layers, lane_bytes * num_lanes(groups) * size, size)
+
+
 def plan_memory(shape: ModelShape, deployment: Deployment, draft: ModelShape | None = None) -> MemoryPlan:
     """Return what fits. Weights too large for the memory give a plan without blocks, see `MemoryPlan.weights_fit`.
 
-    A draft model has its weights beside the model's, and as many blocks, whose elements have the weights' type.
+    A draft model has its weights beside the model's, and blocks for as many sequences at the context limit, whose
+    elements have the weights' type.
     """
-    sizes = deployment.kv_element_bytes, deployment.kv_scale_bytes
-    per_token = kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, *sizes)
-    draft_per_token = draft_weights = 0
+    caches = [_cache_of(shape, deployment, deployment.kv_element_bytes, deployment.kv_scale_bytes)]
+    draft_weights = 0
     if draft is not None:
-        element_bytes = max(2, deployment.weight_bits // 8)
-        draft_per_token = kv_bytes_per_token(draft.num_layers, draft.num_kv_heads, draft.head_dim, element_bytes)
+        caches.append(_cache_of(draft, deployment, max(2, deployment.weight_bits // 8), 0))
         draft_weights = held_bytes(draft, deployment)
-    both_per_token = per_token + draft_per_token
-    block_bytes = both_per_token * deployment.block_size
+    own, *others = caches
+    whole = own.blocks_of(deployment.context)
+    draft_bytes = sum(cache.block_bytes * cache.blocks_of(deployment.context) for cache in others)
+    block_bytes = own.block_bytes + -(-draft_bytes // whole)
     weights = held_bytes(shape, deployment) + draft_weights
     activations = activation_bytes(shape, deployment.token_budget, deployment.max_num_seqs)
     left = max(0, deployment.memory_bytes - weights - activations)
@@ -173,22 +203,22 @@ def plan_memory(shape: ModelShape, deployment: Deployment, draft: ModelShape | N
         draft_weights_bytes=draft_weights,
         activation_bytes=activations,
         kv_cache_bytes=left,
-        kv_bytes_per_token=per_token,
-        kv_bytes_per_token_without_gqa=per_token * shape.num_heads // shape.num_kv_heads,
-        draft_kv_bytes_per_token=draft_per_token,
+        kv_bytes_per_token=own.token_bytes,
+        kv_bytes_per_token_without_gqa=own.token_bytes * shape.num_heads // shape.num_kv_heads,
+        draft_kv_bytes_per_token=sum(cache.token_bytes for cache in others),
+        num_groups=len(own.groups),
         block_bytes=block_bytes,
         num_blocks=num_blocks,
-        capacity_tokens=num_blocks * deployment.block_size,
-        fits=tuple(_fit(tokens, deployment, both_per_token, left) for tokens in lengths),
+        capacity_tokens=num_blocks // len(own.groups) * deployment.block_size,
+        fits=tuple(_fit(tokens, deployment, caches, left) for tokens in lengths),
     )
 
 
-def _fit(tokens: int, deployment: Deployment, per_token: int, kv_cache_bytes: int) -> SequenceFit:
-    block_bytes = per_token * deployment.block_size
-    blocks = math.ceil(tokens / deployment.block_size)
+def _fit(tokens: int, deployment: Deployment, caches: list[_Cache], kv_cache_bytes: int) -> SequenceFit:
+    kv_bytes = sum(cache.block_bytes * cache.blocks_of(tokens) for cache in caches)
     return SequenceFit(
         tokens=tokens,
-        kv_bytes=blocks * block_bytes,
-        paged=kv_cache_bytes // block_bytes // blocks,
-        reserved=kv_cache_bytes // (per_token * deployment.context),
+        kv_bytes=kv_bytes,
+        paged=kv_cache_bytes // kv_bytes,
+        reserved=kv_cache_bytes // (sum(cache.token_bytes for cache in caches) * deployment.context),
     )

@@ -14,6 +14,7 @@ from engine.quantisation import UnsupportedQuantisation, dequantised_shapes
 from engine.quantisation_config import read_quantisation
 from worker.errors import ConfigurationError, ServiceUnavailable
 from worker.extras import import_extra
+from worker.layer_windows import Windows, windows_of_config, windows_of_gguf
 
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000  # the format's own limit
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -120,6 +121,7 @@ def shape_from_config(config: Mapping[str, Any], where: str, shapes: Shapes | No
         vocab_size=vocabulary,
         num_parameters=num_parameters,
         split=split,
+        windows=windows_of_config(text, layers),
     )
     counted = "the sizes in its config.json" if shapes is None else "its safetensors files"
     return DescribedShape(
@@ -210,9 +212,10 @@ def _read_gguf(path: Path) -> DescribedShape:
     values = {name.removeprefix(f"{prefix}."): value for name, value in fields.items()}
     hidden, heads = _number(values, "embedding_length", str(path)), _number(values, "attention.head_count", str(path))
     num_parameters, split = _count({tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors})
+    layers = _number(values, "block_count", str(path))
     shape = _make_shape(
         str(path),
-        num_layers=_number(values, "block_count", str(path)),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=values.get("attention.head_count_kv", heads),
         head_dim=values.get("attention.key_length", hidden // heads),
@@ -220,6 +223,7 @@ def _read_gguf(path: Path) -> DescribedShape:
         vocab_size=len(values.get("tokenizer.ggml.tokens", ())),
         num_parameters=num_parameters,
         split=split,
+        windows=windows_of_gguf(str(prefix), values, layers),
     )
     return DescribedShape(
         shape=shape,
@@ -250,8 +254,8 @@ def _number(values: Mapping[str, Any], key: str, where: str) -> int:
     return value
 
 
-def _make_shape(where: str, *, split: ParameterSplit, **numbers: int) -> ModelShape:
+def _make_shape(where: str, *, split: ParameterSplit, windows: Windows | None, **numbers: int) -> ModelShape:
     try:
-        return ModelShape(**numbers, split=split)
+        return ModelShape(**numbers, split=split, windows=windows)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"{where}: {error}") from None

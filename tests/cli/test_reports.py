@@ -312,6 +312,26 @@ def test_plan_counts_each_layout(
     assert plan_json(run, "model", "--memory", "1GiB")["shape"]["num_parameters"] == size + 5
 
 
+def test_plan_of_layers_with_a_window(run: Run, tmp_path: Path) -> None:
+    write_folder(
+        tmp_path / "model",
+        {
+            **CONFIG,
+            "num_hidden_layers": 2,
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    )
+    plan = plan_json(run, "model", "--memory", "1GiB", "--context", "4096")
+    assert plan["shape"]["windows"] == [64, None]
+    assert plan["plan"]["num_groups"] == 2
+    assert plan["plan"]["fits"][0]["kv_bytes"] == (256 + 5) * plan["plan"]["block_bytes"]
+    shown = run("plan", "model", "--memory", "1GiB", "--context", "4096").stdout
+    assert "1, of 64 tokens; 2 groups of layers have blocks of their own" in shown
+    other = plan_json(run, "model", "--memory", "1GiB", "--layers", "3")
+    assert other["shape"]["windows"] is None
+
+
 def test_plan_with_a_draft_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(tmp_path / "model", CONFIG)
     write_folder(tmp_path / "draft", {**CONFIG, "num_hidden_layers": 1})

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.plan import Deployment, ModelShape, ParameterSplit, kv_bytes_per_token, plan_memory, weights_bytes
 
 GIB = 2**30
@@ -140,3 +141,47 @@ def test_a_draft_model_has_weights_and_blocks_beside_the_model() -> None:
     assert both.block_bytes == alone.block_bytes + 16 * 23_040
     assert both.num_blocks == (alone.kv_cache_bytes - both.draft_weights_bytes) // both.block_bytes
     assert both.fits[0].kv_bytes == 8192 // 16 * both.block_bytes
+
+
+GEMMA_3_270M = ModelShape(
+    num_layers=18,
+    num_heads=4,
+    num_kv_heads=1,
+    head_dim=256,
+    hidden_size=640,
+    vocab_size=262_144,
+    num_parameters=268_098_176,
+    windows=tuple(None if index % 6 == 5 else 512 for index in range(18)),
+)
+
+
+def test_layers_with_a_window_keep_the_window() -> None:
+    deployment = Deployment(memory_bytes=2 * GIB, weight_bits=16, kv_element_bytes=2, context=32_768)
+    plan = plan_memory(GEMMA_3_270M, deployment)
+    assert plan.num_groups == 6
+    assert plan.kv_bytes_per_token == 18_432  # 2 * 18 * 256 * 2
+    assert plan.block_bytes == 49_152  # three layers' of 16 tokens
+    full, quarter = plan.fits
+    # 2,048 blocks of the full layers', and five times those of 512 tokens anywhere in blocks of 16
+    assert full.kv_bytes == (2048 + 5 * 33) * 49_152
+    assert quarter.kv_bytes == (512 + 5 * 33) * 49_152
+    assert full.paged == plan.kv_cache_bytes // full.kv_bytes == 13
+    assert full.reserved == plan.kv_cache_bytes // (18_432 * 32_768) == 2
+    assert plan.capacity_tokens == plan.num_blocks // 6 * 16
+    undivided = plan_memory(dataclasses.replace(GEMMA_3_270M, windows=None), deployment)
+    assert undivided.fits[0].kv_bytes == 32_768 * 18_432  # 5.6 times as much
+
+
+def test_a_window_for_each_layer() -> None:
+    with pytest.raises(ValueError, match=r"windows are 17; they must be as many as num_layers \(18\)"):
+        dataclasses.replace(GEMMA_3_270M, windows=(None,) * 17)
+
+
+def test_plan_and_engine_hold_as_many_blocks() -> None:
+    """In steps of one token; the engine has one block more a group, for a copy."""
+    config = EngineConfig(
+        num_blocks=1, max_model_len=32_768, max_num_seqs=1, token_budget=1, windows=(*[512] * 5, None)
+    )
+    deployment = Deployment(memory_bytes=2 * GIB, weight_bits=16, kv_element_bytes=2, context=32_768)
+    held = plan_memory(GEMMA_3_270M, deployment).fits[0].kv_bytes // 49_152
+    assert config.most_blocks_of(32_768) == held + 5

@@ -142,8 +142,9 @@ def _shape(described: DescribedShape | None, given: dict[str, Any]) -> ModelShap
     """Return the model's shape with the flags' numbers over it, or one from the flags alone."""
     if described is not None:
         split = None if "num_parameters" in given else described.shape.split
+        windows = None if "num_layers" in given else described.shape.windows
         try:
-            return dataclasses.replace(described.shape, split=split, **given)
+            return dataclasses.replace(described.shape, split=split, windows=windows, **given)
         except ValueError as error:
             raise click.UsageError(str(error)) from None
     missing = [f"--{flag}" for flag, name in REQUIRED_SIZES.items() if name not in given]
@@ -175,6 +176,7 @@ def _print_plan(shape: ModelShape, described: DescribedShape | None, deployment:
         {
             "parameters": f"{shape.num_parameters:,}{counted}",
             "layers, KV heads, head dimension": f"{shape.num_layers}, {shape.num_kv_heads}, {shape.head_dim}",
+            **_windows(shape, plan),
             "memory": format_bytes(plan.memory_bytes),
             **(
                 {"stored as": f"{described.stored}, dequantised when it is loaded"}
@@ -196,6 +198,16 @@ def _print_plan(shape: ModelShape, described: DescribedShape | None, deployment:
         ("tokens each", "KV memory each", "paged", f"reserved to {deployment.context:,}"),
         [(fit.tokens, format_bytes(fit.kv_bytes), fit.paged, fit.reserved) for fit in plan.fits],
     )
+
+
+def _windows(shape: ModelShape, plan: MemoryPlan) -> dict[str, str]:
+    """Return what there is to say of layers that see a window."""
+    windows = sorted({window for window in shape.windows or () if window is not None})
+    if not windows or shape.windows is None:
+        return {}
+    num_sliding = sum(window is not None for window in shape.windows)
+    tables = f"; {plan.num_groups} groups of layers have blocks of their own" if plan.num_groups > 1 else ""
+    return {"layers with a window": f"{num_sliding}, of {', '.join(map(str, windows))} tokens{tables}"}
 
 
 def _bits(deployment: Deployment) -> str:
