@@ -107,7 +107,7 @@ class WorkerMetrics:
         blocks.add_metric(["free"], status.num_blocks - status.blocks_held - status.blocks_cached)
         yield blocks
         size = self._record.bytes_per_block
-        yield gauge("pagemill_kv_block_bytes", "Bytes of a KV block, all layers", size)
+        yield gauge("pagemill_kv_block_bytes", "Bytes of a KV block", size)
         peak = self._peak_memory_bytes()
         yield gauge("pagemill_memory_peak_bytes", "Most memory used: of the device, or on a CPU of the process", peak)
 
