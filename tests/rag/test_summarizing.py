@@ -248,6 +248,7 @@ def test_documents_are_planned_for_the_smallest_cache_of_a_worker(
     workers: dict[str, dict[str, Any]] = {
         "large": {"num_blocks": 4096},
         "small": {"num_blocks": 25},
+        "windows": {"num_blocks": 1, "longest_sequence": 8192},
         "stopped": {"num_blocks": 1},
         "other": {"num_blocks": 1, "model": "another"},
     }

@@ -27,7 +27,7 @@ class Clock:
 def test_life_of_a_worker(database: Engine) -> None:
     clock = Clock()
     store = JobStore(database, clock=clock)
-    record = worker_of("w1", kv_dtype="int8", kv_host_blocks=500)
+    record = worker_of("w1", kv_dtype="int8", kv_host_blocks=500, longest_sequence=2**33)
     counters = WorkerCounters(3, 1, 4_000, 500, 2**40, kv_blocks_out=2**40, kv_blocks_back=7)
     store.register_worker(record)
     assert store.workers() == (WorkerDetail(record, WorkerCounters(), record.started_at, None, None),)

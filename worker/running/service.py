@@ -131,6 +131,7 @@ def _build_flow(
         started_at=utc_now(),
         kv_dtype=str(kv_dtype).removeprefix("torch."),
         kv_host_blocks=config.num_host_blocks,
+        longest_sequence=config.longest_sequence,
         price_per_engine_hour=settings.price_per_engine_hour,
         price_currency=None if settings.price_per_engine_hour is None else settings.price_currency,
     )

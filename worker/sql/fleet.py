@@ -33,6 +33,7 @@ class WorkerRecord:
     price_currency: str | None = None
     kv_dtype: str | None = None  # None, as below, of a worker of an older version
     kv_host_blocks: int | None = None
+    longest_sequence: int | None = None  # tokens
 
 
 @dataclass(frozen=True, slots=True)

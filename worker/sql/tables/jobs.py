@@ -184,3 +184,4 @@ class WorkerRow(Base):
     kv_host_blocks: Mapped[int | None]  # KV blocks that its host's memory can hold; 0 where it does not offload
     kv_blocks_out: Mapped[int | None]  # copied to the host's memory
     kv_blocks_back: Mapped[int | None]  # copied back: not computed again
+    longest_sequence: Mapped[int | None]  # tokens that its KV cache has room for
