@@ -25,7 +25,8 @@ class KVCacheManager:
         self._hits = PrefixHits(config, model_name, self.pool, self.offload)
         self._block_size = config.block_size
         self._windows = config.windows
-        self._sliding = [(group, window) for group, window in enumerate(config.windows) if window is not None]
+        by_window = {window: [g for g, w in enumerate(config.windows) if w == window] for window in config.windows}
+        self._sliding = [(window, groups) for window, groups in by_window.items() if window is not None]
         self._most_blocks = config.most_blocks_by_group
         self._caching = config.enable_prefix_caching
         self._clock = clock
@@ -160,12 +161,14 @@ class KVCacheManager:
 
     def _slide(self, request: Request) -> None:
         """Give back the blocks that slid out of windows; their content stays reusable."""
-        for group, window in self._sliding:
-            table = request.block_tables[group]
+        for window, groups in self._sliding:
             num_slid = num_slid_blocks(window, request.num_computed_tokens, self._block_size)
-            gone = table.block_ids[table.num_slid : num_slid]
-            if gone:
-                self._account(request)
+            if num_slid <= request.block_tables[groups[0]].num_slid:  # they slide alike
+                continue
+            self._account(request)
+            for group in groups:
+                table = request.block_tables[group]
+                gone = table.block_ids[table.num_slid : num_slid]
                 self._let_go(request, gone)
                 table.block_ids[table.num_slid : num_slid] = [0] * len(gone)
                 table.num_slid = num_slid
