@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from transformers import PreTrainedConfig
 
 from engine.forking import Output, seed_of_output
+from engine.kv_groups import together
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.request import SamplingParams
@@ -152,6 +154,21 @@ def test_drafts_change_no_token(mixed: Mixed, drafter: str) -> None:
     )
     assert drafted > 0
     assert drafter == "prompt lookup" or accepted == drafted
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
+def test_groups_change_no_bit_of_bfloat16(tmp_path: Path, kv_dtype: torch.dtype | None) -> None:
+    """On the C kernels, where the machine has them: blocks of 16 tokens, heads of 64."""
+    config = transformers.Gemma3TextConfig(**(MIXED | FIVE_TO_ONE | {"head_dim": 64}))
+    loaded = load(random_model(config).to(torch.bfloat16), tmp_path)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
+    model, prompts = loaded.model, make_prompts()
+    found = []
+    for groups in (model.kv_groups, together(dict(enumerate(layer.window for layer in model.layers)))):
+        model.kv_groups = groups
+        engine = make_engine(loaded, kv_dtype, block_size=16, token_budget=24, max_num_seqs=4)
+        found.append([outputs_of(run(engine, prompts, NUM_TOKENS)) for _ in range(2)])
+        assert len(engine.config.windows) == len(groups)
+    assert found[0] == found[1]
 
 
 def test_layers_of_other_widths_keep_all(tmp_path: Path) -> None:
