@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 import time
-from dataclasses import replace
 from uuid import uuid4
 
 import redis
@@ -15,15 +14,12 @@ import transformers
 from transformers.utils.logging import disable_progress_bar
 
 from engine.attention_layers import UnsupportedModel
-from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
 from engine.engine import Engine, Runner
-from engine.kv_cache import UnsupportedCache, choose_kv_dtype
 from engine.linears import Numerics, Weights
-from engine.memory import peak_memory_bytes, spare_kv_bytes
+from engine.memory import peak_memory_bytes
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
 from engine.model_runner import ModelRunner
-from engine.paged_model import PagedModel
 from worker.errors import ConfigurationError
 from worker.log_fields import naming_worker
 from worker.model_shape import short_name
@@ -35,7 +31,8 @@ from worker.running.failing_runner import FailingRunner
 from worker.running.failpoints import Point, parse_faults
 from worker.running.flow import Flow, ServedModel
 from worker.running.process_start import process_start
-from worker.running.speculating import check_vocabularies, draft_config, speculation
+from worker.running.sizing import engine_config, kv_dtype_of
+from worker.running.speculating import check_vocabularies, speculation
 from worker.running.tokenizing import Tokenizer
 from worker.settings_model import Settings
 from worker.sql import schema
@@ -43,9 +40,6 @@ from worker.sql.database import open_database
 from worker.sql.fleet import WorkerRecord
 from worker.sql.store import JobStore
 from worker.sql.tables import utc_now
-
-CPU_TOKEN_BUDGET = 512
-CUDA_TOKEN_BUDGET = 8192
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +80,11 @@ def _build_flow(
     draft = None if settings.draft_model is None else _load(settings, "draft_model", settings.draft_model)
     if draft is not None:
         check_vocabularies(draft, loaded)
-    config = _engine_config(settings, loaded, draft)
+    config = engine_config(settings, loaded.model, None if draft is None else draft.model)
     name = short_name(loaded.identity.name)
     tokenizer = Tokenizer(loaded.folder)
     detokenizer = tokenizer.detokenizer
-    kv_dtype = _kv_dtype(settings, loaded)
+    kv_dtype = kv_dtype_of(settings, loaded.model)
     runner = ModelRunner(
         loaded.model,
         config.num_blocks,
@@ -174,56 +168,3 @@ def _load(settings: Settings, field: str, source: str | None) -> LoadedModel:
     weights = "" if loaded.weights is None else f" ({loaded.weights})"
     logger.info("loaded %s%s in %s on %s%s in %.1f s", source, weights, dtype, device, kernels, seconds)
     return loaded
-
-
-def _kv_dtype(settings: Settings, loaded: LoadedModel) -> torch.dtype:
-    model = loaded.model
-    try:
-        return choose_kv_dtype(settings.kv_dtype, model.dtype, model.head_dim, model.device)
-    except UnsupportedCache as error:
-        raise ConfigurationError(f"kv_dtype: {error}") from error
-
-
-def _engine_config(settings: Settings, loaded: LoadedModel, draft: LoadedModel | None) -> EngineConfig:
-    """Size the engine; of the memory for its KV cache, a draft model's has its part.
-
-    Raises ConfigurationError when the KV cache could not hold a single sequence's start."""
-    model = loaded.model
-    budget = CPU_TOKEN_BUDGET if model.device.type == "cpu" else CUDA_TOKEN_BUDGET
-    kv_bytes = settings.kv_memory_bytes or spare_kv_bytes(model.device)
-    bytes_per_block = model.kv_shape(settings.block_size, _kv_dtype(settings, loaded)).bytes_per_block
-    if kv_bytes < bytes_per_block:
-        raise ConfigurationError(f"kv_memory_bytes: {kv_bytes} is less than one block of {bytes_per_block} bytes")
-    if 0 < settings.kv_offload_bytes < bytes_per_block:
-        given = int(settings.kv_offload_bytes)
-        raise ConfigurationError(f"kv_offload_bytes: {given} is less than one block of {bytes_per_block} bytes")
-    try:
-        config = EngineConfig(
-            num_blocks=kv_bytes // bytes_per_block,
-            max_model_len=min(settings.max_model_len or model.max_model_len, model.max_model_len),
-            block_size=settings.block_size,
-            max_num_seqs=settings.max_num_seqs,
-            token_budget=settings.token_budget or max(budget, settings.max_num_seqs),
-            enable_prefix_caching=settings.enable_prefix_caching,
-            windows=model.windows,
-            num_host_blocks=settings.kv_offload_bytes // bytes_per_block,
-        )
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-    if draft is not None:
-        config = _beside_draft(config, bytes_per_block, draft.model)
-    # More than every sequence at its longest would never be used.
-    most = settings.max_num_seqs * config.whole_blocks_of(config.max_model_len)
-    return replace(config, num_blocks=min(config.num_blocks, most))
-
-
-def _beside_draft(config: EngineConfig, bytes_per_block: int, draft: PagedModel) -> EngineConfig:
-    """Return the configuration with as many blocks as fit beside the draft model's. Raises ConfigurationError."""
-    kv_bytes = config.num_blocks * bytes_per_block
-    draft_bytes = draft.kv_shape(config.block_size).bytes_per_block
-    whole = draft_config(config, draft.max_model_len, draft.windows).num_blocks * draft_bytes
-    num_blocks = config.num_blocks * kv_bytes // (kv_bytes + whole)
-    if num_blocks < 1:
-        together = bytes_per_block + draft_bytes
-        raise ConfigurationError(f"kv_memory_bytes: {kv_bytes} is less than one block of {together} bytes")
-    return replace(config, num_blocks=num_blocks)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from engine.config import EngineConfig
 from engine.engine import Runner
@@ -12,6 +11,7 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculation import Speculation
 from worker.errors import ConfigurationError
+from worker.running.sizing import draft_config
 from worker.running.tokenizing import Tokenizer
 from worker.settings_model import Settings
 
@@ -23,15 +23,6 @@ def check_vocabularies(draft: LoadedModel, model: LoadedModel) -> None:
             f"draft_model: {draft.identity.name!r} has another vocabulary than the model {model.identity.name!r}; "
             "a draft model must share its model's tokenizer"
         )
-
-
-def draft_config(config: EngineConfig, max_model_len: int, windows: tuple[int | None, ...]) -> EngineConfig:
-    """Return the configuration of a draft model's cache: of the sequences that are as long as both models take, it
-    holds as many as the engine's. It has no tier in the host's memory."""
-    longest = min(config.max_model_len, max_model_len)
-    own = replace(config, max_model_len=max_model_len, windows=windows, num_host_blocks=0)
-    num_blocks = -(-config.num_blocks * own.most_blocks_of(longest) // config.most_blocks_of(longest))
-    return replace(own, num_blocks=num_blocks)
 
 
 def speculation(
