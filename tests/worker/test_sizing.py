@@ -56,7 +56,7 @@ def test_blocks_fill_the_memory() -> None:
 
 
 def test_no_more_than_all_sequences_at_their_longest_take() -> None:
-    changes = {"max_num_seqs": 2, "max_model_len": 100, "kv_memory_bytes": 2**30}
+    changes: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 100, "kv_memory_bytes": 2**30}
     assert config_of(UNIFORM, **changes).num_blocks == 2 * 7
     assert config_of(MIXED, **changes).num_blocks == 2 * 7 * 6
 
