@@ -1,5 +1,6 @@
 """A checkpoint's safetensors files, of a local folder or of the hub, read a tensor at a time."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,21 +20,22 @@ class UnreadableCheckpoint(Exception):
     """A checkpoint whose files are not there, or damaged."""
 
 
-def find_file(source: str, name: str) -> Path | None:
+def find_file(source: str, name: str, *, is_here: bool = False) -> Path | None:
     """Return the path of a file of a local folder or, fetched, of a hub id; None of one that it does not have.
 
-    Raises UnreadableCheckpoint.
+    One of a hub id that is known to be here is not asked for again. Raises UnreadableCheckpoint.
     """
+    options: dict[str, Any] = {"local_files_only": is_here, "_raise_exceptions_for_missing_entries": False}
     try:
-        found: str | None = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        found: str | None = cached_file(source, name, **options)
     except Exception as error:  # the hub's client has many
         raise UnreadableCheckpoint(str(error).strip().partition("\n")[0]) from error
     return None if found is None else Path(found)
 
 
-def read_config(source: str) -> Mapping[str, Any]:
+def read_config(source: str, *, is_here: bool = False) -> Mapping[str, Any]:
     """Return the config.json of a local folder or hub id. Raises UnreadableCheckpoint."""
-    path = find_file(source, CONFIG_NAME)
+    path = find_file(source, CONFIG_NAME, is_here=is_here)
     try:
         config = None if path is None else json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -41,6 +43,21 @@ def read_config(source: str) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise UnreadableCheckpoint(f"its {CONFIG_NAME} is not there, or is no JSON object")
     return config
+
+
+def fingerprint(source: str) -> str:
+    """Return a digest of a local folder's, or a hub id's, config and its files' names, sizes and times.
+
+    Its files are here, and are not read. Raises UnreadableCheckpoint.
+    """
+    digest = hashlib.sha256(json.dumps(read_config(source, is_here=True), sort_keys=True).encode())
+    try:
+        for path in sorted(set(_paths_by_name(source, is_here=True).values())):
+            status = path.resolve().stat()
+            digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    except OSError as error:
+        raise UnreadableCheckpoint(str(error)) from error
+    return digest.hexdigest()
 
 
 class CheckpointFiles:
@@ -51,7 +68,6 @@ class CheckpointFiles:
         self._stack = ExitStack()
         self._open: dict[Path, Any] = {}
         self._paths = _paths_by_name(source)
-        self.files = sorted(set(self._paths.values()))
         self.names = frozenset(self._paths)
 
     def __enter__(self) -> Self:
@@ -80,10 +96,10 @@ class CheckpointFiles:
         return self._open[path]
 
 
-def _paths_by_name(source: str) -> dict[str, Path]:
-    index = find_file(source, SAFE_WEIGHTS_INDEX_NAME)
+def _paths_by_name(source: str, *, is_here: bool = False) -> dict[str, Path]:
+    index = find_file(source, SAFE_WEIGHTS_INDEX_NAME, is_here=is_here)
     if index is None:
-        path = find_file(source, SAFE_WEIGHTS_NAME)
+        path = find_file(source, SAFE_WEIGHTS_NAME, is_here=is_here)
         if path is None:
             raise UnreadableCheckpoint(f"no file named {SAFE_WEIGHTS_NAME}")
         try:
@@ -93,7 +109,7 @@ def _paths_by_name(source: str) -> dict[str, Path]:
             raise UnreadableCheckpoint(f"{path.name} cannot be read: {error}") from error
     try:
         weight_map: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-        paths = {name: find_file(source, name) for name in sorted(set(weight_map.values()))}
+        paths = {name: find_file(source, name, is_here=is_here) for name in sorted(set(weight_map.values()))}
         found = {name: path for name, file in weight_map.items() if (path := paths[file]) is not None}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UnreadableCheckpoint(f"{index.name} is no index of weights") from None

@@ -4,7 +4,6 @@ By our own code on every device: transformers' quantisers need a package, and a 
 do without is not always the same.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from engine.checkpoint_files import CONFIG_NAME, CheckpointFiles, find_file, read_config
+from engine.checkpoint_files import CONFIG_NAME, CheckpointFiles, find_file, fingerprint, read_config
 from engine.dequantising import dequantise
 from engine.made_once import made_once
 from engine.quantisation import (
@@ -41,7 +40,7 @@ def dequantised_folder(source: str, quantisation: Quantisation, dtype: torch.dty
     """
     config = read_config(source)
     with CheckpointFiles(source) as files:
-        name = f"{Path(source).name}-{_digest(config, files)[:16]}-{str(dtype).removeprefix('torch.')}"
+        name = f"{Path(source).name}-{fingerprint(source)[:16]}-{str(dtype).removeprefix('torch.')}"
         return made_once(cache_dir / name, lambda folder: _write(folder, source, config, files, quantisation, dtype))
 
 
@@ -68,14 +67,6 @@ def refuse_lost_biases(folder: Path, names: Collection[str]) -> None:
             for name in biases:
                 if files.read(name).any():
                     raise UnsupportedQuantisation(f"its bias {name!r} is none of the model's")
-
-
-def _digest(config: Mapping[str, Any], files: CheckpointFiles) -> str:
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for path in files.files:
-        status = path.resolve().stat()
-        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
 
 
 def _write(

@@ -3,6 +3,7 @@
 import ctypes
 from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -84,6 +85,7 @@ class NativeKernels:
         library.pagemill_prepare.restype = c_int
         if not library.pagemill_prepare():
             raise OSError("the system does not let this process use the processor's matrix tiles")
+        self.name = Path(library._name).name  # has a digest of what it was made from
         self._linear = library.pagemill_linear
         self._linear.argtypes = [c_void_p, POINTER(MatrixStruct), c_void_p, c_void_p, c_int64, c_int64]
         self._store = library.pagemill_store

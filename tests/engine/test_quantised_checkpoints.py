@@ -18,6 +18,7 @@ from engine.attention_layers import UnsupportedModel
 from engine.checkpoint_files import CheckpointFiles
 from engine.linears import Numerics, Weights, has_int8
 from engine.model_loader import LoadedModel, ModelNotFound, load_model
+from engine.self_test_record import FOLDER_NAME
 from tests.engine.quantised_models import Stored, awq, gptq, in_blocks, mxfp4, packed, save, write_checkpoint
 from tests.engine.tiny_configs import SERVED, SIZES
 from tests.engine.tiny_models import generate, make_engine, outputs_of, random_model, run
@@ -117,7 +118,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, numerics: Numerics | 
 
 def converted(folder: Path) -> dict[str, Tensor]:
     """Return the weights of the only converted folder."""
-    (made,) = [path for path in (folder.parent / "cache").iterdir() if path.is_dir()]
+    (made,) = [path for path in (folder.parent / "cache").iterdir() if path.name != FOLDER_NAME]
     with CheckpointFiles(str(made)) as files:
         return {name: files.read(name) for name in files.names}
 
@@ -223,7 +224,7 @@ def test_converted_once_a_dtype_and_content(saved: Path) -> None:
     cache_dir = saved.parent / "cache"
 
     def folders() -> dict[str, int]:
-        return {path.name: path.stat().st_mtime_ns for path in cache_dir.iterdir() if path.is_dir()}
+        return {path.name: path.stat().st_mtime_ns for path in cache_dir.iterdir() if path.name != FOLDER_NAME}
 
     load(saved)
     first = folders()
