@@ -23,7 +23,7 @@ from worker.queue.async_connection import open_async
 from worker.queue.connection import redis_errors
 from worker.queue.ends import ask_for_ends, read_ends
 from worker.queue.live_hub import LiveHub
-from worker.queue.live_output import OutputText
+from worker.queue.live_output import OutputPiece, OutputTexts
 from worker.queue.submission import CHUNK_JOBS, DEFAULT_QUEUE, payload_of
 
 SHORTEST_WAIT_SECONDS = 0.02  # between two questions for ends
@@ -125,9 +125,22 @@ class AsyncClient:
     async def stream(
         self, job_id: str, *, timeout_seconds: float | None = None, appears_within_seconds: float = 0.0
     ) -> AsyncGenerator[str]:
-        """Yield a job's output as it is generated; see `worker.client.follow`. Any number of them at once is one read
-        in Redis. Who does not read to the end closes it: `async with aclosing(client.stream(...)) as texts`."""
-        output = OutputText(job_id)
+        """Yield a job's output as it is generated, of several the first; see `stream_outputs`. Who does not read to the
+        end closes it: `async with aclosing(client.stream(...)) as texts`."""
+        pieces = self.stream_outputs(
+            job_id, timeout_seconds=timeout_seconds, appears_within_seconds=appears_within_seconds
+        )
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if piece.index == 0:
+                    yield piece.text
+
+    async def stream_outputs(
+        self, job_id: str, *, timeout_seconds: float | None = None, appears_within_seconds: float = 0.0
+    ) -> AsyncGenerator[OutputPiece]:
+        """Yield what each of a job's outputs grows by; see `worker.client.follow_outputs`. Any number of jobs at once
+        is one read in Redis. To be closed as `stream`."""
+        outputs = OutputTexts(job_id)
         loop = asyncio.get_running_loop()
         deadline = None if timeout_seconds is None else loop.time() + timeout_seconds
         news = self._parts.hub.follow(job_id, appears_within_seconds=appears_within_seconds)
@@ -138,9 +151,8 @@ class AsyncClient:
                         event = await anext(news)
                 except TimeoutError:
                     raise not_ended([job_id], timeout_seconds) from None
-                text = output.finish(event) if isinstance(event, JobEnd) else output.take(event)
-                if text:
-                    yield text
+                for piece in outputs.finish(event) if isinstance(event, JobEnd) else outputs.take(event):
+                    yield piece
                 if isinstance(event, JobEnd):
                     return
 

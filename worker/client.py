@@ -25,7 +25,8 @@ from worker.queue.live_output import (
     RENEW_SECONDS,
     WATCH_SECONDS,
     LiveCursor,
-    OutputText,
+    OutputPiece,
+    OutputTexts,
     advance,
     by_key,
 )
@@ -38,10 +39,12 @@ __all__ = [
     "JobEnd",
     "JobNotDone",
     "NewJob",
+    "OutputPiece",
     "PromptLike",
     "ends",
     "enqueue",
     "follow",
+    "follow_outputs",
     "prepare",
     "submit",
 ]
@@ -72,14 +75,24 @@ def ends(connection: redis.Redis, job_ids: Iterable[str], *, timeout_seconds: fl
 def follow(
     connection: redis.Redis, job_id: str, *, timeout_seconds: float | None = None, appears_within_seconds: float = 0.0
 ) -> Iterator[str]:
-    """Yield a job's output as it is generated; all of it, each character once, has come when the iteration ends.
+    """Yield a job's output as it is generated, of several the first. See `follow_outputs`."""
+    pieces = follow_outputs(
+        connection, job_id, timeout_seconds=timeout_seconds, appears_within_seconds=appears_within_seconds
+    )
+    return (piece.text for piece in pieces if piece.index == 0)
+
+
+def follow_outputs(
+    connection: redis.Redis, job_id: str, *, timeout_seconds: float | None = None, appears_within_seconds: float = 0.0
+) -> Iterator[OutputPiece]:
+    """Yield what a job's outputs grow by; all of each, each character once, has come when the iteration ends.
 
     A job of the outbox may be unknown to Redis at first: for `appears_within_seconds` it is waited for.
     Raises JobNotDone where the job ends otherwise than done, after what had come of it, and TryLater when it has not
     ended within `timeout_seconds` or began again and now answers otherwise. Errors of Redis are those of
     `redis_errors`.
     """
-    access, cursor, output = QueueAccess(connection), LiveCursor(job_id, with_tokens=True), OutputText(job_id)
+    access, cursor, outputs = QueueAccess(connection), LiveCursor(job_id, with_tokens=True), OutputTexts(job_id)
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     appears_by = time.monotonic() + appears_within_seconds
     renew_at = 0.0
@@ -98,10 +111,8 @@ def follow(
         with redis_errors():
             reply = connection.xread(dict(cursor.streams()), count=EVENTS_AT_ONCE, block=block_ms)
         for delta in advance(cursor, by_key(reply)).deltas:
-            if text := output.take(delta):
-                yield text
-    if rest := output.finish(end):
-        yield rest
+            yield from outputs.take(delta)
+    yield from outputs.finish(end)
 
 
 def not_ended(job_ids: Sequence[str], timeout_seconds: float | None) -> TryLater:
@@ -160,8 +171,19 @@ class Client:
     def stream(
         self, job_id: str, *, timeout_seconds: float | None = None, appears_within_seconds: float = 0.0
     ) -> Iterator[str]:
-        """Yield a job's output as it is generated. See `follow`."""
+        """Yield a job's output as it is generated, of several the first. See `follow_outputs`."""
         return follow(
+            self.connection,
+            job_id,
+            timeout_seconds=timeout_seconds,
+            appears_within_seconds=appears_within_seconds,
+        )
+
+    def stream_outputs(
+        self, job_id: str, *, timeout_seconds: float | None = None, appears_within_seconds: float = 0.0
+    ) -> Iterator[OutputPiece]:
+        """Yield what each of a job's outputs grows by, as they are generated. See `follow_outputs`."""
+        return follow_outputs(
             self.connection,
             job_id,
             timeout_seconds=timeout_seconds,

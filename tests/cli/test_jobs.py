@@ -280,10 +280,10 @@ def test_tail_follows_tokens_until_the_job_ends(run: Run, canned_worker: CannedW
         while job_id not in canned_worker.queue.watched():
             pass
         (claim,) = canned_worker.claim()
-        canned_worker.queue.publish_tokens({job_id: TokenDelta("to")})
-        canned_worker.queue.publish_tokens({job_id: TokenDelta("kens")})
+        canned_worker.queue.publish_tokens({job_id: [TokenDelta("to"), TokenDelta("another output", index=1)]})
+        canned_worker.queue.publish_tokens({job_id: [TokenDelta("kens")]})
         canned_worker.end(claim, "tokens")
-        canned_worker.queue.publish_tokens({job_id: TokenDelta("", final=True)})
+        canned_worker.queue.publish_tokens({job_id: [TokenDelta("", final=True)]})
 
     thread = threading.Thread(target=generate)
     thread.start()

@@ -11,8 +11,9 @@ import redis
 
 from scripts.fault_table.proxy import Proxy
 from tests.worker.fakes import ENDLESS, ScriptedRunner, answer, make_flow, running
+from tests.worker.test_choices import ForkedRunner, published_outputs
 from worker.async_client import AsyncClient
-from worker.client import Client, JobNotDone, enqueue, follow, prepare, submit
+from worker.client import Client, JobNotDone, OutputPiece, enqueue, follow, prepare, submit
 from worker.errors import ConfigurationError, ServiceUnavailable, TryLater
 from worker.queue.access import QueueAccess, TokenDelta
 from worker.queue.embedded import embedded_url
@@ -40,6 +41,41 @@ def test_plain_stream_is_the_output(connection: redis.Redis, sqlite_store: JobSt
         assert "".join(texts) == sqlite_store.results([job_id])[job_id].text
         assert len(texts) > 3
         assert "".join(client.stream(job_id)) == "".join(texts)  # of a job that has ended, too
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_outputs_are_streamed_apart(connection: redis.Redis, sqlite_store: JobStore, url: str, is_async: bool) -> None:
+    async def watch(job_id: str) -> list[OutputPiece]:
+        async with AsyncClient(url) as client:
+            return [piece async for piece in client.stream_outputs(job_id)]
+
+    runner = ForkedRunner(pauses_until=lambda: published_outputs(connection) == [{0, 1, 2}])
+    with running(make_flow(connection, sqlite_store, runner)), Client(url) as client:
+        job_id = client.submit(ENDLESS, n=3, max_tokens=60)
+        pieces = asyncio.run(watch(job_id)) if is_async else list(client.stream_outputs(job_id))
+        assert "".join(client.stream(job_id)) == "0" * 60
+    texts = ["".join(piece.text for piece in pieces if piece.index == index) for index in range(4)]
+    assert texts == ["0" * 60, "1" * 60, "2" * 60, ""]
+    order = [piece.index for piece in pieces]
+    assert order != sorted(order), "one after the other is not as they come"
+
+
+def test_outputs_of_which_the_best_are_kept_come_at_the_end(
+    connection: redis.Redis, sqlite_store: JobStore, url: str
+) -> None:
+    with running(make_flow(connection, sqlite_store, ForkedRunner(step_seconds=0.002))), Client(url) as client:
+        pieces = list(client.stream_outputs(client.submit(ENDLESS, n=2, best_of=4, max_tokens=30)))
+    assert pieces == [OutputPiece(0, "1" * 30), OutputPiece(1, "3" * 30)]
+
+
+def test_an_echoed_prompt_is_streamed_before_the_output(
+    connection: redis.Redis, sqlite_store: JobStore, url: str
+) -> None:
+    with running(make_flow(connection, sqlite_store, SLOW)), Client(url) as client:
+        job_id = client.submit("hello", raw=True, echo=True, max_tokens=2000)
+        texts = list(client.stream(job_id))
+    assert "".join(texts) == "hello" + SLOW.reply("hello")
+    assert len(texts) > 3
 
 
 def test_many_streams_at_once_are_their_outputs(connection: redis.Redis, sqlite_store: JobStore, url: str) -> None:
@@ -214,7 +250,7 @@ def test_job_that_is_still_in_the_outbox_is_waited_for(
 
 def test_trimmed_pieces_come_with_the_end(connection: redis.Redis, sqlite_store: JobStore) -> None:
     (job_id,) = submit(connection, ["hello"])
-    QueueAccess(connection).publish_tokens({job_id: TokenDelta("late", position=400)})
+    QueueAccess(connection).publish_tokens({job_id: [TokenDelta("late", position=400)]})
     make_flow(connection, sqlite_store).run(burst=True)
     assert list(follow(connection, job_id)) == [answer("hello")]
 

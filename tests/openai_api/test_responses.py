@@ -79,7 +79,7 @@ def test_log_probabilities_of_a_completion() -> None:
 
 def streamed(endpoint: Endpoint, *, include_usage: bool) -> list[dict[str, Any]]:
     chunks = Chunks(head(endpoint), include_usage=include_usage)
-    return [*chunks.opening(), chunks.text("Hi"), *chunks.closing("stop", USAGE)]
+    return [*chunks.opening(1), chunks.text(0, "Hi"), chunks.closing(0, "stop"), *chunks.usage(USAGE)]
 
 
 def test_a_chat_in_chunks() -> None:
@@ -94,6 +94,16 @@ def test_a_chat_in_chunks() -> None:
     assert [chunk["choices"][0]["finish_reason"] for chunk in parts] == [None, None, "stop"]
     assert [chunk["usage"] for chunk in parts] == [None, None, None]
     assert (last["choices"], last["usage"]) == ([], USAGE_OBJECT)
+
+
+def test_several_outputs_in_chunks() -> None:
+    chunks = Chunks(head(Endpoint.CHAT), include_usage=False)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [*chunks.opening(2), chunks.text(1, "x"), *chunks.calls(1, [call]), chunks.closing(1, "tool_calls")]
+    (choices,) = zip(*(part["choices"] for part in parts), strict=True)
+    assert [choice["index"] for choice in choices] == [0, 1, 1, 1, 1]
+    assert choices[3]["delta"] == {"tool_calls": [{"index": 0, **call}]}
+    assert choices[4]["finish_reason"] == "tool_calls"
 
 
 def test_a_completion_in_chunks() -> None:

@@ -80,10 +80,24 @@ def test_watching_ends_by_itself(queue_connection: redis.Redis, worker_queue: Jo
 
 
 def test_tokens_are_read_in_their_order(queue_connection: redis.Redis, worker_queue: JobQueue) -> None:
-    worker_queue.publish_tokens({"a": TokenDelta("Grüß "), "b": TokenDelta("x")})
-    worker_queue.publish_tokens({"a": TokenDelta("Gott", final=True)})
+    worker_queue.publish_tokens({"a": [TokenDelta("Grüß ")], "b": [TokenDelta("x")]})
+    worker_queue.publish_tokens({"a": [TokenDelta("Gott", final=True)]})
     events = worker_queue.read_tokens("a")
     assert [event.delta for event in events] == [TokenDelta("Grüß "), TokenDelta("Gott", final=True)]
     assert worker_queue.read_tokens("a", events[0].event_id) == events[1:]
     assert worker_queue.read_tokens("a", events[1].event_id, block_ms=10) == ()
     assert 0 < queue_connection.ttl("pagemill:tokens:a") <= 600
+
+
+def test_tokens_of_several_outputs(worker_queue: JobQueue) -> None:
+    deltas = [TokenDelta("a", position=0), TokenDelta("x", position=3, index=1), TokenDelta("", final=True, index=15)]
+    worker_queue.publish_tokens({"a": deltas})
+    assert [event.delta for event in worker_queue.read_tokens("a")] == deltas
+
+
+@pytest.mark.parametrize("index", ["16", "-1", "1" * 20, "x", ""])
+def test_tokens_of_outputs_that_no_job_has_are_none(
+    queue_connection: redis.Redis, worker_queue: JobQueue, index: str
+) -> None:
+    queue_connection.xadd("pagemill:tokens:a", {"text": "forged", "index": index, "final": "1"})
+    assert [event.delta for event in worker_queue.read_tokens("a")] == [TokenDelta("", final=True)]

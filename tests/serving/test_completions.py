@@ -13,6 +13,7 @@ from rq.job import Job
 
 from tests.serving.conftest import Serve
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
+from tests.worker.test_choices import ForkedRunner, published_outputs
 from worker.jobs import PromptJob
 from worker.queue.policy import QueuePolicy, TenantLimit
 from worker.records import JobState
@@ -95,6 +96,43 @@ def test_text_is_completed_and_streamed(connection: redis.Redis, sqlite_store: J
             lines = [line for line in response.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         assert all(json.loads(line.removeprefix("data: "))["object"] == "text_completion" for line in lines[:-1])
+
+
+def test_several_outputs_are_streamed(connection: redis.Redis, sqlite_store: JobStore, serving: Serve) -> None:
+    runner = ForkedRunner(pauses_until=lambda: published_outputs(connection) == [{0, 1, 2}])
+    with scripted(connection, sqlite_store, runner), serving() as served:
+        wait_for_worker(sqlite_store)
+        client = served.client()
+        chat = client.chat.completions.create(
+            model="scripted",
+            messages=[{"role": "user", "content": ENDLESS}],
+            n=3,
+            max_tokens=60,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        *chunks, last = list(chat)
+        assert last.choices == []
+        assert last.usage is not None
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(ENDLESS), 180)
+        (choices,) = zip(*(chunk.choices for chunk in chunks), strict=True)
+        for index in range(3):
+            own = [choice for choice in choices if choice.index == index]
+            assert own[0].delta.role == "assistant"
+            assert "".join(choice.delta.content or "" for choice in own) == str(index) * 60
+            assert [choice.finish_reason for choice in own if choice.finish_reason] == ["length"]
+            assert own[-1].finish_reason == "length"
+        order = [choice.index for choice in choices if choice.delta.content]
+        assert order != sorted(order), "one after the other is not as they come"
+        echoed = client.completions.create(model="scripted", prompt="abc", max_tokens=3, echo=True, stream=True)
+        assert "".join(piece.choices[0].text for piece in echoed) == "abc000"
+        text = client.completions.create(
+            model="scripted", prompt=ENDLESS, n=2, best_of=2, max_tokens=30, stream=True, temperature=1
+        )
+        texts = {0: "", 1: ""}
+        for piece in text:
+            texts[piece.choices[0].index] += piece.choices[0].text
+    assert texts == {0: "0" * 30, 1: "1" * 30}
 
 
 BAD: list[tuple[dict[str, Any], str | None, str]] = [

@@ -67,6 +67,22 @@ def test_calls_are_streamed_and_nothing_is_lost(
     assert choices[-1].finish_reason == reason
 
 
+def test_calls_of_several_outputs_are_streamed(connection: redis.Redis, sqlite_store: JobStore, serving: Serve) -> None:
+    with scripted(connection, sqlite_store, says(f"Let me see.\n{CALL}")), serving() as served:
+        wait_for_worker(sqlite_store)
+        stream = served.client().chat.completions.create(model="scripted", messages=ASKS, tools=TOOLS, n=2, stream=True)
+        choices = [chunk.choices[0] for chunk in stream]
+    ids = set()
+    for index in range(2):
+        own = [choice for choice in choices if choice.index == index]
+        assert "".join(choice.delta.content or "" for choice in own) == "Let me see."
+        (call,) = [call for choice in own for call in choice.delta.tool_calls or ()]
+        assert (call.index, call.function and call.function.arguments) == (0, '{"zone": "é"}')
+        ids.add(call.id)
+        assert own[-1].finish_reason == "tool_calls"
+    assert len(ids) == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

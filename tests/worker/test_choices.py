@@ -1,6 +1,6 @@
 """Jobs with several outputs, from the queue through the engine into SQL and back to the producer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,16 +22,21 @@ from worker.sql.store import JobStore
 
 LOGPROBS = (-0.5, -0.1, -0.9, -0.3)  # of every token of an output, by its index
 
+STEPS_BEFORE_A_PAUSE = 20
+
 
 @dataclass
 class ForkedRunner(ScriptedRunner):
     """Answers each output of a prompt otherwise: with its index in the place of every letter."""
 
     fails_at: tuple[int, int] | None = None  # (output, position)
+    pauses_until: Callable[[], bool] | None = None  # after some steps
     prompt_tokens: int = 0  # computed for prompts
     seeds: set[int] = field(default_factory=set)
 
     def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
+        if self.pauses_until is not None and self.steps == STEPS_BEFORE_A_PAUSE:
+            eventually(self.pauses_until)
         tokens = dict(super().run(plan))
         for share in plan.scheduled:
             request = share.request
@@ -55,6 +60,13 @@ class ForkedRunner(ScriptedRunner):
             if request.params.logprobs is not None:
                 request.logprobs.append(TokenLogprobs(LOGPROBS[index % 4], ()))
         return tokens
+
+
+def published_outputs(connection: redis.Redis) -> list[set[int]]:
+    """Return, for each job that has a stream, of which outputs something is in it."""
+    job_ids = [key.decode().removeprefix("pagemill:tokens:") for key in connection.scan_iter("pagemill:tokens:*")]
+    access = QueueAccess(connection)
+    return [{event.delta.index for event in access.read_tokens(job_id)} for job_id in job_ids]
 
 
 def ended(connection: redis.Redis, store: JobStore, runner: ScriptedRunner, **job: Any) -> tuple[JobEnd, JobDetail]:

@@ -80,6 +80,8 @@ def _follow(connection: redis.Redis, settings: Settings, job_id: str) -> bool:
             access.watch(job_id, WATCH_SECONDS)
         for event in access.read_tokens(job_id, last_id, 0 if has_ended else BLOCK_MS):
             last_id = event.event_id
+            if event.delta.index:  # the first output is shown
+                continue
             printed = printed or bool(event.delta.text)
             sys.stdout.write(for_display(event.delta.text))
             sys.stdout.flush()

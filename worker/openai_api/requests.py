@@ -59,7 +59,7 @@ def parse_request(
     if fields.get("echo") is True and fields.get("logprobs"):  # then those of the prompt too
         fields.setdefault("prompt_logprobs", fields["top_logprobs"])
     stream, include_usage = _streaming(given)
-    for name in ("logprobs", "prompt_logprobs", "echo"):
+    for name in ("logprobs", "prompt_logprobs"):
         if stream and (value := fields.get(name)) is not None and value is not False:
             raise refusal(name, "is not supported with stream; ask for the whole answer", UNSUPPORTED_VALUE)
     try:
@@ -77,8 +77,6 @@ def _check_outputs_of_stream(payload: Mapping[str, Any]) -> None:
     if payload.get("best_of", n) > n:
         reason = "is not supported with stream: which outputs are best is known when all have ended"
         raise refusal("best_of", f"{payload['best_of']} {reason}", UNSUPPORTED_VALUE)
-    if n > 1:
-        raise refusal("n", f"{n} is not supported with stream yet; ask for the whole answer", UNSUPPORTED_VALUE)
 
 
 def _job_fields(endpoint: Endpoint, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,38 +101,43 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 class Chunks:
-    """The chunk objects of one streamed response, in their order: `opening`, any number of `text`, then `closing`."""
+    """The chunk objects of one streamed response, in their order: `opening`, any number of `text`, for each output its
+    `calls` and `closing`, then `usage`. `index` is an output's."""
 
     def __init__(self, head: ResponseHead, *, include_usage: bool) -> None:
         self._head = head
         self._include_usage = include_usage
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    def opening(self, num_outputs: int) -> Iterator[dict[str, Any]]:
         """Yield what comes before the first text."""
         if self._head.endpoint is Endpoint.CHAT:
-            yield self._chunk({"delta": {"role": "assistant", "content": ""}})
+            for index in range(num_outputs):
+                yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
 
-    def text(self, text: str) -> dict[str, Any]:
-        """Return the chunk of a piece of the output."""
+    def text(self, index: int, text: str) -> dict[str, Any]:
+        """Return the chunk of a piece of an output."""
         is_chat = self._head.endpoint is Endpoint.CHAT
-        return self._chunk({"delta": {"content": text}} if is_chat else {"text": text})
+        return self._chunk(index, {"delta": {"content": text}} if is_chat else {"text": text})
 
-    def calls(self, calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    def calls(self, index: int, calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the chunk of each call."""
-        for index, call in enumerate(calls):
-            yield self._chunk({"delta": {"tool_calls": [{"index": index, **call}]}})
+        for place, call in enumerate(calls):
+            yield self._chunk(index, {"delta": {"tool_calls": [{"index": place, **call}]}})
 
-    def closing(self, finish_reason: str, usage: Usage) -> Iterator[dict[str, Any]]:
-        """Yield what comes after the last text; `finish_reason` is the job's."""
+    def closing(self, index: int, finish_reason: str) -> dict[str, Any]:
+        """Return what comes after the last text of an output; `finish_reason` is as a job has it."""
         is_chat = self._head.endpoint is Endpoint.CHAT
         last: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
-        yield self._chunk(last, FINISH_REASONS[finish_reason])
+        return self._chunk(index, last, FINISH_REASONS[finish_reason])
+
+    def usage(self, usage: Usage) -> Iterator[dict[str, Any]]:
+        """Yield what comes after the last output."""
         if self._include_usage:
             frame = _frame(self._head, _CHUNK_OBJECTS[self._head.endpoint])
             yield {**frame, "choices": [], "usage": usage_object(usage)}
 
-    def _chunk(self, content: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(self, index: int, content: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
         frame = _frame(self._head, _CHUNK_OBJECTS[self._head.endpoint])
         return {**frame, "choices": [choice], **({"usage": None} if self._include_usage else {})}
 

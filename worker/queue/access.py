@@ -11,6 +11,7 @@ from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from worker.jobs import MAX_OUTPUTS
 from worker.queue.connection import redis_errors
 from worker.queue.scripts import QueueScripts
 from worker.queue.server_errors import as_pagemill_error
@@ -20,7 +21,7 @@ CANCEL_REQUEST_SECONDS = 86_400  # a worker that has not seen the request by the
 TOKEN_STREAM_LENGTH = 10_000  # about so many deltas are kept per job
 TOKEN_STREAM_SECONDS = 600  # after the last delta
 MAX_BLOCK_MS = 4_000  # below the socket's time-out
-MAX_POSITION_DIGITS = 12  # of a place in an output
+MAX_DIGITS = 12  # of a place in an output
 
 CANCELLING_KEY = "pagemill:cancelling"
 WATCHED_KEY = "pagemill:watched"
@@ -60,11 +61,12 @@ class QueueCounts:
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
     """A piece of a job's output as it was generated, and how many characters come before it (None: it does not say).
-    `final` marks the last one of an attempt that ended its job."""
+    `final` marks the last one of an attempt that ended its job, of whichever output."""
 
     text: str
     final: bool = False
     position: int | None = None
+    index: int = 0  # of the output, among those of the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +146,14 @@ class QueueAccess:
         """Return the members whose time has not run out; whoever can write there can write anything."""
         return frozenset(job_id.decode("utf-8", "replace") for job_id in self._scripts.call("marked", [key]))
 
-    def publish_tokens(self, deltas: Mapping[str, TokenDelta]) -> None:
-        """Append one delta per job id to the jobs' streams, in one round trip. A job whose stream cannot be appended
+    def publish_tokens(self, deltas: Mapping[str, Sequence[TokenDelta]]) -> None:
+        """Append deltas to the streams of jobs, by job id, in one round trip. A job whose stream cannot be appended
         to, because something else lies there, is not followed; the others are."""
         with redis_errors(), self.connection.pipeline(transaction=False) as pipeline:
-            for job_id, delta in deltas.items():
+            for job_id, pieces in deltas.items():
                 key = tokens_key(job_id)
-                fields: dict[Any, Any] = {"text": delta.text} | ({"final": "1"} if delta.final else {})
-                fields |= {} if delta.position is None else {"position": delta.position}
-                pipeline.xadd(key, fields, maxlen=TOKEN_STREAM_LENGTH, approximate=True)
+                for delta in pieces:
+                    pipeline.xadd(key, _fields(delta), maxlen=TOKEN_STREAM_LENGTH, approximate=True)
                 pipeline.expire(key, TOKEN_STREAM_SECONDS)
             for reply in pipeline.execute(raise_on_error=False):
                 if isinstance(reply, redis.RedisError) and as_pagemill_error(reply, "Redis") is not None:
@@ -173,11 +174,22 @@ def tokens_key(job_id: str) -> str:
     return f"pagemill:tokens:{job_id}"
 
 
+def _fields(delta: TokenDelta) -> dict[Any, Any]:
+    fields: dict[Any, Any] = {"text": delta.text} | ({"final": "1"} if delta.final else {})
+    fields |= {} if delta.position is None else {"position": delta.position}
+    return fields | ({"index": delta.index} if delta.index else {})
+
+
 def read_delta(fields: Mapping[bytes, bytes]) -> TokenDelta:
-    """Return the delta that an entry of a stream holds; whoever can write there can write anything."""
-    position = fields.get(b"position", b"")
-    return TokenDelta(
-        fields.get(b"text", b"").decode("utf-8", "replace"),
-        b"final" in fields,
-        int(position) if position.isdigit() and len(position) <= MAX_POSITION_DIGITS else None,
-    )
+    """Return the delta that an entry of a stream holds; whoever can write there can write anything. What says that it
+    is of an output that no job can have is of none, and empty."""
+    position, index = _number(fields.get(b"position", b"")), _number(fields.get(b"index", b"0"))
+    text = fields.get(b"text", b"").decode("utf-8", "replace")
+    is_final = b"final" in fields
+    if index is None or index >= MAX_OUTPUTS:
+        return TokenDelta("", is_final)
+    return TokenDelta(text, is_final, position, index)
+
+
+def _number(digits: bytes) -> int | None:
+    return int(digits) if digits.isdigit() and len(digits) <= MAX_DIGITS else None

@@ -19,36 +19,47 @@ RENEW_SECONDS = 10.0  # between two requests
 EVENTS_AT_ONCE = 1_000  # of each stream
 
 
-class OutputText:
-    """What a watcher has of one job's output."""
+@dataclass(frozen=True, slots=True)
+class OutputPiece:
+    """What one of a job's outputs has grown by."""
+
+    index: int  # of the output, from 0
+    text: str
+
+
+class OutputTexts:
+    """What a watcher has of one job's outputs."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
-        self.text = ""
+        self._texts: dict[int, str] = {}  # by the output's index
 
-    def take(self, delta: TokenDelta) -> str:
-        """Return what a piece adds. Raises TryLater where the job began again and now answers otherwise."""
-        place = len(self.text) if delta.position is None else delta.position
-        if place > len(self.text):
-            return ""  # what lies before it was trimmed: the job's result has both
-        return self._extend(place, delta.text)
+    def take(self, delta: TokenDelta) -> Iterator[OutputPiece]:
+        """Yield what a piece adds, if anything. Raises TryLater where the job began again and now answers otherwise."""
+        length = len(self._texts.get(delta.index, ""))
+        place = length if delta.position is None else delta.position
+        if place <= length:  # else what lies before it was trimmed: the job's result has both
+            yield from self._extend(delta.index, place, delta.text)
 
-    def finish(self, end: JobEnd) -> str:
-        """Return what the job's end adds. Raises JobNotDone for one that is not done, TryLater as `take`."""
+    def finish(self, end: JobEnd) -> Iterator[OutputPiece]:
+        """Yield what the job's end adds. Raises JobNotDone for one that is not done, TryLater as `take`."""
         if end.state is not JobState.DONE or end.value is None:
             raise JobNotDone(end)
-        return self._extend(0, end.value.get("text") or "")
+        for index, output in enumerate(end.value.get("choices") or [end.value]):
+            yield from self._extend(index, 0, output.get("text") or "")
 
-    def _extend(self, place: int, text: str) -> str:
-        known = self.text[place : place + len(text)]
+    def _extend(self, index: int, place: int, text: str) -> Iterator[OutputPiece]:
+        before = self._texts.get(index, "")
+        known = before[place : place + len(text)]
         if not text.startswith(known):
             raise TryLater(
-                f"job {self._job_id} began again, and its output is not the one of which {len(self.text)} characters "
+                f"job {self._job_id} began again, and its output is not the one of which {len(before)} characters "
                 "were streamed; its result has all of it"
             )
         fresh = text[len(known) :]
-        self.text += fresh
-        return fresh
+        self._texts[index] = before + fresh
+        if fresh:
+            yield OutputPiece(index, fresh)
 
 
 @dataclass(slots=True)

@@ -9,11 +9,12 @@ from engine.request import Request, SamplingParams
 class GrowingOutput:
     """One request's output, for somebody who is shown it piece by piece; what was shown is never taken back."""
 
-    def __init__(self, params: SamplingParams, detokenize: Detokenizer) -> None:
+    def __init__(self, params: SamplingParams, detokenize: Detokenizer, before: str = "") -> None:
+        """`before` is shown first."""
         self._stops = params.stop
         self._text = OutputText(detokenize, skip_special_tokens=params.skip_special_tokens)
         self._num_taken = 0
-        self._unsent = ""
+        self._unsent = before
 
     def unsent(self, request: Request) -> str:
         """Return what can be sent now: without a last character of which bytes are missing, and without what may be

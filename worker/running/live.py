@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.detokenizing import Detokenizer
 from worker.errors import ServiceUnavailable, TryLater
@@ -14,6 +14,7 @@ from worker.queue.job_queue import JobQueue
 from worker.records import Outcome
 from worker.running.growing_output import GrowingOutput
 from worker.running.held import HeldJob, HeldJobs
+from worker.running.outcomes import echoed
 
 POLL_SECONDS = 0.2  # between two looks at who watches and who cancels; a job that was just claimed is looked at sooner
 TICK_SECONDS = 0.03  # between two deltas of a stream: about a token's time
@@ -25,16 +26,32 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Stream:
-    job: HeldJob
+class _Output:
+    text: GrowingOutput | None = None  # once the engine has the job, of one of which all outputs are kept
     sent: int = 0  # characters
-    output: GrowingOutput | None = None  # once the engine has the job
-    is_broken: bool = False
 
     def note_sent(self, num_characters: int) -> None:
         self.sent += num_characters
-        if self.output is not None:
-            self.output.forget(num_characters)
+        if self.text is not None:
+            self.text.forget(num_characters)
+
+
+@dataclass(slots=True)
+class _Stream:
+    job: HeldJob
+    outputs: list[_Output]  # one for each that is kept
+    is_broken: bool = False
+
+    def rest(self, outcome: Outcome) -> list[TokenDelta]:
+        """Return what was not sent of the outputs of the job that has ended: nothing but that, if it failed."""
+        texts = [outcome.text or "", *(choice.text for choice in outcome.choices)]
+        before = "" if outcome.text is None else echoed(outcome.claim.job)
+        rest = [
+            TokenDelta((before + text)[output.sent :], position=output.sent, index=index)
+            for index, (text, output) in enumerate(zip(texts, self.outputs, strict=False))
+        ]
+        *others, last = [delta for delta in rest if delta.text] or rest[:1]
+        return [*others, replace(last, final=True)]
 
 
 class Live:
@@ -92,8 +109,7 @@ class Live:
             for outcome in outcomes:
                 stream = self._streams.pop(outcome.claim.execution_id, None)
                 if stream is not None:
-                    rest = (outcome.text or "")[stream.sent :]
-                    deltas[outcome.claim.job_id] = TokenDelta(rest, final=True, position=stream.sent)
+                    deltas[outcome.claim.job_id] = stream.rest(outcome)
             if not deltas:
                 return
             try:
@@ -111,18 +127,15 @@ class Live:
 
     def _publish_growth(self) -> None:
         with self._publishing:
-            deltas = {
-                execution_id: TokenDelta(text, position=stream.sent)
-                for execution_id, stream in self._streams.items()
-                if (text := self._fresh(stream))
-            }
-            if not deltas:
+            grown = {execution_id: fresh for execution_id, one in self._streams.items() if (fresh := self._fresh(one))}
+            if not grown:
                 return
             self._queue.publish_tokens(
-                {self._streams[execution_id].job.claim.job_id: delta for execution_id, delta in deltas.items()}
+                {self._streams[execution_id].job.claim.job_id: deltas for execution_id, deltas in grown.items()}
             )
-            for execution_id, delta in deltas.items():
-                self._streams[execution_id].note_sent(len(delta.text))
+            for execution_id, deltas in grown.items():
+                for delta in deltas:
+                    self._streams[execution_id].outputs[delta.index].note_sent(len(delta.text))
 
     def _open_streams(self, job_ids: frozenset[str]) -> None:
         """Begin the streams of watched jobs; forget those of jobs that went without an end of their own."""
@@ -130,24 +143,30 @@ class Live:
         with self._publishing:
             running = {job.claim.execution_id for job in self._held.unfinished()}
             for execution_id in watched.keys() & running - self._streams.keys():
-                self._streams[execution_id] = _Stream(watched[execution_id])
+                job = watched[execution_id]
+                self._streams[execution_id] = _Stream(job, [_Output() for _ in range(job.claim.job.n)])
             held = {job.claim.execution_id for job in self._held.all()}
             for execution_id in self._streams.keys() - held:
                 del self._streams[execution_id]
 
-    def _fresh(self, stream: _Stream) -> str:
-        """Return what a job's output has grown by, as far as it is settled."""
-        request = stream.job.request
-        if request is None or stream.is_broken:
-            return ""
-        if len(stream.job.outputs) > stream.job.claim.job.n:  # which is best turns out at the end
-            return ""
-        if stream.output is None:
-            stream.output = GrowingOutput(request.params, self._detokenize)
+    def _fresh(self, stream: _Stream) -> list[TokenDelta]:
+        """Return what a job's outputs have grown by, as far as it is settled."""
+        requests = stream.job.outputs
+        if not requests or stream.is_broken:
+            return []
+        if len(requests) > len(stream.outputs):  # which are best turns out at the end
+            return []
         try:
-            return stream.output.unsent(request)
+            deltas = []
+            for index, (request, output) in enumerate(zip(requests, stream.outputs, strict=True)):
+                if output.text is None:
+                    before = echoed(stream.job.claim.job)
+                    output.text = GrowingOutput(request.params, self._detokenize, before)
+                if text := output.text.unsent(request):
+                    deltas.append(TokenDelta(text, position=output.sent, index=index))
         except Exception:  # the detokenizer's bug: the job's outcome will tell, other jobs stream on
             stream.is_broken = True
             claim = stream.job.claim
             logger.exception("the output of job %s cannot be streamed", claim.job_id, extra=about(claim))
-            return ""
+            return []
+        return deltas

@@ -1,7 +1,7 @@
 """`/v1/chat/completions` and `/v1/completions`: a job each, answered when it is done or as it is generated."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from worker.client import JobNotDone, NewJob, prepare
+from worker.client import JobNotDone, NewJob, OutputPiece, prepare
 from worker.errors import PagemillError, TryLater
 from worker.openai_api.errors import ApiError, ErrorType
 from worker.openai_api.fields import Endpoint
@@ -43,6 +43,7 @@ class _Call:
     include_usage: bool
     echo: bool  # the answer begins with the prompt
     may_call: bool  # a tool
+    num_outputs: int
 
     @property
     def job_id(self) -> str:
@@ -70,7 +71,8 @@ def completions(endpoint: Endpoint) -> Handler:
             request.state.log["job_id"] = job.job_id
             model = str(parsed.payload.get("model") or await _model_name(services))
             head, echo = ResponseHead(endpoint, job.job_id, now, model), bool(parsed.payload.get("echo"))
-            call = _Call(services, request, head, parsed.include_usage, echo, parsed.may_call)
+            num_outputs = parsed.payload.get("n", 1)
+            call = _Call(services, request, head, parsed.include_usage, echo, parsed.may_call, num_outputs)
             await _enqueue(call, job)
             response = await (_answer_as_it_comes(call) if parsed.stream else _answer_at_once(call))
         except BaseException:
@@ -123,8 +125,8 @@ async def _answer_at_once(call: _Call) -> Response:
 
 
 async def _answer_as_it_comes(call: _Call) -> Response:
-    texts = call.services.client.stream(call.job_id, timeout_seconds=call.longest_seconds)
-    first = asyncio.ensure_future(_next(texts))
+    pieces = call.services.client.stream_outputs(call.job_id, timeout_seconds=call.longest_seconds)
+    first = asyncio.ensure_future(_next(pieces))
     try:
         waiting = asyncio.wait({first}, timeout=FIRST_EVENT_SECONDS)
         await attended(call.request, call.services.closing, waiting)
@@ -134,35 +136,38 @@ async def _answer_as_it_comes(call: _Call) -> Response:
             first.result()
     except BaseException:
         call.services.cancel_soon(call.job_id)
-        call.services.chores.start(_let_go(first, texts))
+        call.services.chores.start(_let_go(first, pieces))
         raise
     return EventStream(
-        _events(call, texts, first),
+        _events(call, pieces, first),
         longest_seconds=call.longest_seconds + SLACK_SECONDS,
         chores=call.services.chores,
         on_end=call.services.seats.leave,
     )
 
 
-async def _events(call: _Call, texts: AsyncGenerator[str], coming: asyncio.Future[str | None]) -> AsyncGenerator[str]:
+async def _events(
+    call: _Call, pieces: AsyncGenerator[OutputPiece], coming: asyncio.Future[OutputPiece | None]
+) -> AsyncGenerator[str]:
     services, chunks = call.services, Chunks(call.head, include_usage=call.include_usage)
-    tool_stream = ToolStream() if call.may_call else None
+    tool_streams = [ToolStream() for _ in range(call.num_outputs)] if call.may_call else []
     closing = asyncio.ensure_future(services.closing.wait())
     has_ended = False
     try:
-        for chunk in chunks.opening():
+        for chunk in chunks.opening(call.num_outputs):
             yield as_event(chunk)
         while True:
             both: set[asyncio.Future[Any]] = {coming, closing}
             await asyncio.wait(both, timeout=SIGN_OF_LIFE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if coming.done():
-                text = coming.result()
-                if text is None:
+                piece = coming.result()
+                if piece is None:
                     break
-                content = text if tool_stream is None else tool_stream.take(text)
-                if content:
-                    yield as_event(chunks.text(content))
-                coming = asyncio.ensure_future(_next(texts))
+                if piece.index < call.num_outputs:  # others are not a worker's
+                    content = tool_streams[piece.index].take(piece.text) if tool_streams else piece.text
+                    if content:
+                        yield as_event(chunks.text(piece.index, content))
+                coming = asyncio.ensure_future(_next(pieces))
             elif closing.done():
                 yield as_event(STOPPING.body())
                 return
@@ -171,11 +176,7 @@ async def _events(call: _Call, texts: AsyncGenerator[str], coming: asyncio.Futur
         has_ended = True
         value = await services.client.result(call.job_id)
         assert value is not None, "a job whose output has ended is done"
-        if tool_stream is not None:
-            content, calls = tool_stream.rest(value)
-            for chunk in (*([chunks.text(content)] if content else ()), *chunks.calls(calls)):
-                yield as_event(chunk)
-        for chunk in chunks.closing(value["finish_reason"], _usage(value)):
+        for chunk in _endings(chunks, value, tool_streams):
             yield as_event(chunk)
         yield DONE
     except JobNotDone as error:
@@ -186,20 +187,32 @@ async def _events(call: _Call, texts: AsyncGenerator[str], coming: asyncio.Futur
         yield as_event((TIMED_OUT if isinstance(error, TryLater) else AWAY).body())
     finally:
         closing.cancel()
-        services.chores.start(_let_go(coming, texts))
+        services.chores.start(_let_go(coming, pieces))
         if not has_ended:
             services.cancel_soon(call.job_id)
 
 
-async def _next(texts: AsyncGenerator[str]) -> str | None:
-    """Return the next text, or None at the end."""
-    return await anext(texts, None)
+def _endings(chunks: Chunks, value: dict[str, Any], tool_streams: Sequence[ToolStream]) -> Iterator[dict[str, Any]]:
+    """Yield what comes when all of a job's outputs have ended, from its result."""
+    for index, output in enumerate(value.get("choices", [value])):
+        if tool_streams:
+            content, calls = tool_streams[index].rest(output)
+            if content:
+                yield chunks.text(index, content)
+            yield from chunks.calls(index, calls)
+        yield chunks.closing(index, output["finish_reason"])
+    yield from chunks.usage(_usage(value))
 
 
-async def _let_go(coming: asyncio.Future[Any], texts: AsyncGenerator[str]) -> None:
+async def _next(pieces: AsyncGenerator[OutputPiece]) -> OutputPiece | None:
+    """Return the next piece, or None at the end."""
+    return await anext(pieces, None)
+
+
+async def _let_go(coming: asyncio.Future[Any], pieces: AsyncGenerator[OutputPiece]) -> None:
     coming.cancel()
     await asyncio.gather(coming, return_exceptions=True)
-    await texts.aclose()
+    await pieces.aclose()
 
 
 def _usage(value: dict[str, Any]) -> Usage:
