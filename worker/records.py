@@ -162,6 +162,7 @@ class Choice:
     token_ids: tuple[int, ...]
     finish_reason: str | None
     logprobs: list[dict[str, Any]] | None
+    mean_logprob: float | None = None  # by which best_of chose it
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,4 +186,5 @@ class Outcome:
     choices: tuple[Choice, ...] = ()  # the outputs beside the first
     prompt_logprobs: list[dict[str, Any]] | None = None  # likewise; an object a prompt token
     prompt_token_ids: list[int] | None = None  # of a job that asked for token ids
+    mean_logprob: float | None = None  # of the first output, where best_of chose it
     usage: AttemptUsage = field(default_factory=AttemptUsage)

@@ -90,6 +90,7 @@ def test_each_output_has_its_row_and_its_place(queue_connection: redis.Redis, st
         for index in range(3)
     ]
     assert (end.value["prompt_tokens"], end.value["completion_tokens"]) == (90, 15)
+    assert "mean_logprob" not in end.value, "nothing was chosen"
     assert detail.result is not None
     assert (detail.result.text, detail.result.completion_tokens) == ("00000", 15)
     assert [(choice.index, choice.text) for choice in detail.result.choices] == [(1, "11111"), (2, "22222")]
@@ -111,6 +112,9 @@ def test_the_best_are_kept_best_first(queue_connection: redis.Redis, store: JobS
     assert detail.result is not None
     assert [choice.text for choice in detail.result.choices] == ["33333"]
     assert detail.result.logprobs is None
+    assert [choice["mean_logprob"] for choice in end.value["choices"]] == pytest.approx([-0.1, -0.3])
+    assert end.value["mean_logprob"] == end.value["choices"][0]["mean_logprob"] == detail.result.mean_logprob
+    assert detail.result.choices[0].mean_logprob == end.value["choices"][1]["mean_logprob"]
 
 
 def test_best_of_for_one_has_no_choices(connection: redis.Redis, sqlite_store: JobStore) -> None:
@@ -120,6 +124,7 @@ def test_best_of_for_one_has_no_choices(connection: redis.Redis, sqlite_store: J
     assert {entry["logprob"] for entry in end.value["logprobs"]} == {-0.1}
     assert "choices" not in end.value
     assert detail.result is not None
+    assert end.value["mean_logprob"] == detail.result.mean_logprob == pytest.approx(-0.1)
     assert detail.result.choices == ()
 
 

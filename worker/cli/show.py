@@ -13,9 +13,10 @@ from worker.cli.stores import opened_store
 from worker.cli.tables import print_fields
 from worker.errors import PagemillError
 from worker.queue.redis_jobs import RedisJob, find_redis_job
+from worker.records import Choice
 from worker.settings import load_settings
 from worker.sql.database import parse_database_url, place_of
-from worker.sql.lookups import JobDetail
+from worker.sql.lookups import JobDetail, JobResult
 from worker.sql.retention import PURGED_PAYLOAD
 
 
@@ -95,13 +96,10 @@ def _print_detail(job: JobDetail) -> None:
     else:
         _print_prompt(job.payload)
     if job.result is not None and job.payload != PURGED_PAYLOAD:
-        ending = f"{job.result.completion_tokens} tokens, {job.result.finish_reason or 'unfinished'}"
-        click.echo(f"Output ({ending}):")
+        click.echo(f"Output ({_ending(job.result.completion_tokens, job.result)}):")
         print_text(_indent(job.result.text))
         for choice in job.result.choices:
-            click.echo(
-                f"Output {choice.index} ({len(choice.token_ids)} tokens, {choice.finish_reason or 'unfinished'}):"
-            )
+            click.echo(f"Output {choice.index} ({_ending(len(choice.token_ids), choice)}):")
             print_text(_indent(choice.text))
     if job.stats is not None:
         prompt_tokens = {"prompt_tokens": job.result.prompt_tokens} if job.result else {}
@@ -122,6 +120,11 @@ def _print_prompt(payload: str | None) -> None:
     rest = {name: json.dumps(value, ensure_ascii=False) for name, value in fields.items() if name != "schema_version"}
     if rest:
         print_fields(title, rest)
+
+
+def _ending(num_tokens: int, output: JobResult | Choice) -> str:
+    chosen_by = "" if output.mean_logprob is None else f", mean log-probability {output.mean_logprob:.4f}"
+    return f"{num_tokens} tokens, {output.finish_reason or 'unfinished'}{chosen_by}"
 
 
 def _indent(text: str) -> str:

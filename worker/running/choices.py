@@ -17,7 +17,8 @@ def kept_choices(job: HeldJob, detokenize: Detokenizer) -> list[Choice]:
     """
     requests = list(job.outputs)
     asked = job.claim.job
-    if len(requests) > asked.n:
+    is_chosen = len(requests) > asked.n
+    if is_chosen:
         requests = sorted(requests, key=_mean_logprob, reverse=True)[: asked.n]
     choices = []
     for index, request in enumerate(requests):
@@ -30,6 +31,7 @@ def kept_choices(job: HeldJob, detokenize: Detokenizer) -> list[Choice]:
                 tuple(request.output_token_ids),
                 _reason(asked, request.finish_reason, text),
                 described(request, detokenize) if asked.logprobs else None,
+                _mean_logprob(request) if is_chosen and request.logprobs else None,
             )
         )
     return choices
@@ -44,8 +46,8 @@ def output_text(request: Request, detokenize: Detokenizer) -> str:
 def all_choices(result: Outcome | JobResult) -> list[Choice]:
     """Return all outputs of a result, in the order of their indexes."""
     assert result.text is not None, "a job that is done has an output"
-    first = Choice(0, result.text, tuple(result.token_ids), result.finish_reason, result.logprobs)
-    return [first, *result.choices]
+    kept = (result.finish_reason, result.logprobs, result.mean_logprob)
+    return [Choice(0, result.text, tuple(result.token_ids), *kept), *result.choices]
 
 
 def _reason(job: PromptJob, reason: FinishReason, text: str) -> str:

@@ -76,6 +76,7 @@ class OutcomeBuilder:
             outcome,
             prompt_logprobs=described_prompt(job.outputs[0], self._detokenize),
             prompt_token_ids=list(job.prompt) if job.claim.job.return_token_ids else None,
+            mean_logprob=first.mean_logprob,
         )
         return expired(outcome) if is_aborted and job.expired and not job.cancel_requested else outcome
 
@@ -199,6 +200,7 @@ def broken_off(outcome: Outcome, error: Exception) -> Outcome:
         choices=(),
         prompt_logprobs=None,
         prompt_token_ids=None,
+        mean_logprob=None,
     )
 
 
@@ -211,6 +213,8 @@ def return_value(result: Outcome | JobResult, stats: JobStats | None, job: Promp
         asked["prompt_logprobs"] = result.prompt_logprobs
     if job.return_token_ids and result.prompt_token_ids is not None:
         asked["prompt_token_ids"] = result.prompt_token_ids
+    if result.mean_logprob is not None:
+        asked["mean_logprob"] = result.mean_logprob
     if result.finish_reason == TOOL_CALLS_REASON:
         asked |= calling_fields(result.text or "", job_id)
     if job.n > 1:
@@ -234,6 +238,8 @@ def _choice_value(choice: Choice, job: PromptJob, job_id: str) -> dict[str, Any]
     asked: dict[str, Any] = {"token_ids": list(choice.token_ids)} if job.return_token_ids else {}
     if choice.logprobs is not None:
         asked["logprobs"] = choice.logprobs
+    if choice.mean_logprob is not None:
+        asked["mean_logprob"] = choice.mean_logprob
     if choice.finish_reason == TOOL_CALLS_REASON:
         asked |= calling_fields(choice.text, job_id, choice.index)
     return {"index": choice.index, "text": echoed(job) + choice.text, "finish_reason": choice.finish_reason, **asked}

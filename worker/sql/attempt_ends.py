@@ -237,6 +237,7 @@ def _result_columns(attempt_id: int, outcome: Outcome, text: str) -> dict[str, A
         "logprobs": outcome.logprobs,
         "prompt_logprobs": outcome.prompt_logprobs,
         "prompt_token_ids": outcome.prompt_token_ids,
+        "mean_logprob": outcome.mean_logprob,
     }
 
 
@@ -248,4 +249,5 @@ def _choice_columns(job_id: str, choice: Choice) -> dict[str, Any]:
         "token_ids": list(choice.token_ids),
         "finish_reason": choice.finish_reason,
         "logprobs": choice.logprobs,
+        "mean_logprob": choice.mean_logprob,
     }

@@ -47,6 +47,7 @@ class JobResult:
     logprobs: list[dict[str, Any]] | None
     prompt_logprobs: list[dict[str, Any]] | None
     prompt_token_ids: list[int] | None
+    mean_logprob: float | None  # by which best_of chose it
     choices: tuple[Choice, ...]  # the outputs beside the first
 
 
@@ -195,8 +196,8 @@ def find_choices(connection: Connection, job_ids: Iterable[str]) -> dict[str, tu
     for chunk in chunked(job_ids):
         rows = select(ChoiceRow).where(ChoiceRow.job_id.in_(chunk)).order_by(ChoiceRow.job_id, ChoiceRow.choice_index)
         for row in connection.execute(rows):
-            choice = Choice(row.choice_index, row.text, tuple(row.token_ids), row.finish_reason, row.logprobs)
-            choices[row.job_id].append(choice)
+            kept = (row.finish_reason, row.logprobs, row.mean_logprob)
+            choices[row.job_id].append(Choice(row.choice_index, row.text, tuple(row.token_ids), *kept))
     return {job_id: tuple(some) for job_id, some in choices.items()}
 
 

@@ -112,6 +112,7 @@ class ResultRow(Base):
     logprobs: Mapped[list[dict[str, Any]] | None]  # of a job that asked for them; an object an output token
     prompt_logprobs: Mapped[list[dict[str, Any]] | None]  # likewise; an object a prompt token
     prompt_token_ids: Mapped[list[int] | None]  # of a job that asked for token ids
+    mean_logprob: Mapped[float | None]  # of the output's tokens, by which best_of chose it
 
 
 class ChoiceRow(Base):
@@ -125,6 +126,7 @@ class ChoiceRow(Base):
     token_ids: Mapped[list[int]]
     finish_reason: Mapped[str | None]
     logprobs: Mapped[list[dict[str, Any]] | None]  # as in results
+    mean_logprob: Mapped[float | None]  # likewise
 
 
 class JobStatsRow(Base):
