@@ -7,9 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -122,8 +123,8 @@ class CannedWorker:
         self.store.begin_attempts(claims, self.queue.worker_name)
         return claims
 
-    def end(self, claim: Claim, text: str | None, error: str | None = None) -> None:
-        """End a job: done with `text`, or failed where that is None."""
+    def end(self, claim: Claim, text: str | None, error: str | None = None, **changes: Any) -> None:
+        """End a job: done with `text`, or failed where that is None, with changes to its outcome."""
         outcome = Outcome(
             claim=claim,
             state=AttemptState.FAILED if text is None else AttemptState.DONE,
@@ -137,6 +138,7 @@ class CannedWorker:
             error_message=error,
             stats=None if text is None else CANNED_STATS,
         )
+        outcome = replace(outcome, **changes)
         self.store.finish_attempts([outcome])
         self.queue.acknowledge([acknowledgement(outcome)])
 

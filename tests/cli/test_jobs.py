@@ -14,7 +14,7 @@ from tests.cli.conftest import CannedWorker, Run
 from tests.sql.builders import outcome_of
 from worker.queue.access import QueueAccess, TokenDelta
 from worker.queue.job_queue import Delay
-from worker.records import AttemptState, Claim, JobState, Retry
+from worker.records import AttemptState, Choice, Claim, JobState, Retry
 from worker.sql.store import JobStore
 
 UNKNOWN_ID = "0" * 32
@@ -59,6 +59,17 @@ def test_output_reaches_a_pipe_exactly(run: Run, canned_worker: CannedWorker) ->
     job_id = submit(run)
     canned_worker.answer("\x1b[31mred\x1b[0m \u202etxt\u202c")
     assert run("show", job_id, "--output").stdout == "\x1b[31mred\x1b[0m \u202etxt\u202c\n"
+
+
+def test_outputs_that_were_chosen_are_shown_with_why(run: Run, canned_worker: CannedWorker) -> None:
+    job_id = submit(run)
+    (claim,) = canned_worker.claim()
+    choices = (Choice(1, "second best", (4, 5), "length", None, -0.75),)
+    canned_worker.end(claim, "the best", mean_logprob=-0.25, choices=choices)
+    shown = run("show", job_id).stdout
+    assert "Output (3 tokens, stop, mean log-probability -0.2500):" in shown
+    assert "Output 1 (2 tokens, length, mean log-probability -0.7500):" in shown
+    assert json.loads(run("show", job_id, "--json").stdout)["result"]["mean_logprob"] == -0.25
 
 
 def test_failed_job_is_shown_with_its_error(run: Run, canned_worker: CannedWorker) -> None:
