@@ -16,7 +16,9 @@ from engine.kv_groups import KVGroup, divide, most_held, num_lanes
 ACTIVATION_VECTORS = 16
 LOGITS_ELEMENT_BYTES = 4  # logits are float32
 ACTIVATION_ELEMENT_BYTES = 2
-OUTPUT_BYTES = 12  # of what each output of a linear layer in int8 has beside its weights; hidden_size columns, about
+OUTPUT_BYTES = (
+    12  # that each output of a linear layer in int8 has beside its weights, at most; it has about hidden_size
+)
 
 
 @dataclass(frozen=True, slots=True)

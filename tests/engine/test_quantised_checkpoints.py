@@ -13,11 +13,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GptOssConfig, PreTrainedModel
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine.attention_layers import UnsupportedModel
 from engine.checkpoint_files import CheckpointFiles
+from engine.dequantising import dequantise
 from engine.linears import Numerics, Weights, has_int8
 from engine.model_loader import LoadedModel, ModelNotFound, load_model
+from engine.quantisation_config import read_quantisation
 from engine.self_test_record import FOLDER_NAME
 from tests.engine.quantised_models import Stored, awq, gptq, in_blocks, mxfp4, packed, save, write_checkpoint
 from tests.engine.tiny_configs import SERVED, SIZES
@@ -172,6 +176,23 @@ def test_experts_in_mxfp4(tmp_path: Path) -> None:
     weights, expected = converted(tmp_path / "model"), model.state_dict()
     assert [name for name, weight in expected.items() if not torch.equal(weights[name], weight)] == []
     assert outputs_of(run(make_engine(loaded), PROMPTS, 12)) == [generate(model, prompt, 12) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_transformers_own_code_makes_the_same_of_them(dtype: torch.dtype) -> None:
+    weight = torch.randn(2, 64, 24, generator=torch.Generator().manual_seed(1))
+    experts = mxfp4(weight).tensors
+    theirs = convert_moe_packed_tensors(experts["blocks"], experts["scales"], dtype=dtype)
+    mxfp4_layout = read_quantisation({"quantization_config": {"quant_method": "mxfp4"}})
+    assert mxfp4_layout is not None
+    ours = dequantise(mxfp4_layout, {f"_{name}": tensor for name, tensor in experts.items()}, dtype)
+    assert torch.equal(ours, theirs)
+    stored = in_blocks(weight[0], (16, 12), E4M3, "_scale_inv").tensors
+    blocks = read_quantisation({"quantization_config": FP8 | {"weight_block_size": [16, 12]}})
+    assert blocks is not None
+    (number, scales), read = stored.values(), Fp8Dequantize(None)
+    ours = dequantise(blocks, {"": number, "_scale_inv": scales}, dtype)
+    assert torch.equal(ours, read._dequantize_one(number, scales, dtype))
 
 
 def test_experts_of_several_dimensions_in_fp8(llama: PreTrainedModel, tmp_path: Path) -> None:
