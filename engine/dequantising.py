@@ -10,7 +10,6 @@ from torch import Tensor
 
 from engine.quantisation import Layout, Quantisation, UnsupportedQuantisation
 
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the columns 0 to 7 lie, as their 4-bit fields
 FIELD_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # 1 in each field of a word, by bits
 # E2M1: a sign, two bits of exponent, one of mantissa.
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -68,14 +67,15 @@ def spread(values: Tensor, shape: tuple[int, int], block: tuple[int | None, int 
 
 def _awq(quantisation: Quantisation, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     """Words hold eight outputs of one column; scales and zero points are [num_groups, num_outputs]."""
-    numbers, zeros = (_awq_order(unpack(tensors[part], 4)).t() for part in (".qweight", ".qzeros"))
-    shape = numbers.shape[0], numbers.shape[1]
-    scales = spread(tensors[".scales"].t(), shape, quantisation.block)
-    return _product(numbers, spread(zeros, shape, quantisation.block), scales, dtype)
+    numbers, zeros = (_awq_order(unpack(tensors[part], 4)) for part in (".qweight", ".qzeros"))
+    shape, (rows, columns) = (numbers.shape[0], numbers.shape[1]), quantisation.block
+    zeros, scales = (spread(values, shape, (columns, rows)) for values in (zeros, tensors[".scales"]))
+    return _product(numbers, zeros, scales, dtype).t().contiguous()
 
 
 def _awq_order(fields: Tensor) -> Tensor:
-    return fields.view(fields.shape[0], -1, len(AWQ_PLACES))[:, :, AWQ_PLACES].flatten(1)
+    """Fields of a word hold columns 0, 2, 4, 6, then 1, 3, 5, 7."""
+    return fields.view(fields.shape[0], -1, 2, 4).transpose(2, 3).flatten(1)
 
 
 def _gptq(quantisation: Quantisation, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
