@@ -16,9 +16,7 @@ from engine.kv_groups import KVGroup, divide, most_held, num_lanes
 ACTIVATION_VECTORS = 16
 LOGITS_ELEMENT_BYTES = 4  # logits are float32
 ACTIVATION_ELEMENT_BYTES = 2
-OUTPUT_BYTES = (
-    12  # that each output of a linear layer in int8 has beside its weights, at most; it has about hidden_size
-)
+OUTPUT_BYTES = 12  # that an output of a linear layer in int8, of about hidden_size columns, has beside them at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +69,7 @@ class Deployment:
 
     memory_bytes: int
     weight_bits: int  # bits a parameter
-    linear_bits: int | None = (
-        None  # bits a parameter of linear layers: 8 where they are held in int8, None: as the rest
-    )
+    linear_bits: int | None = None  # the same of linear layers: 8 where they are held in int8, None: as the rest
     kv_element_bytes: int
     kv_scale_bytes: int = 0  # of the scale that each token and KV head of a quantised cache has, K's and V's each
     context: int  # tokens, prompt and output together
