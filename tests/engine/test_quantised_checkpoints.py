@@ -341,7 +341,7 @@ DOWN = "model.layers.1.mlp.down_proj"
         (lambda tensors: tensors.update({"act.scales": torch.ones(3)}), "'act.scales', .*, belongs to no quantised"),
         (
             lambda tensors: tensors.update({f"{DOWN}.scales": torch.ones(3, 8)}),
-            r"down_proj.weight' is not AWQ.*\[8, 3\]",
+            r"down_proj.weight' is not AWQ.*\[3, 8\]; a weight",
         ),
         (
             lambda tensors: tensors.update({"x.weight": torch.ones(3, 8).to(E4M3)}),
