@@ -94,6 +94,11 @@ CASES = {
         compressed("int-quantized", num_bits=8, type="int", strategy="tensor"),
         "compressed-tensors 8 bit int",
     ),
+    "naive-quantized": Case(
+        lambda weight: in_blocks(weight, (1, 16), torch.int8, "weight_scale"),
+        compressed("naive-quantized", num_bits=8, type="int", strategy="group", group_size=16),
+        "compressed-tensors 8 bit int",
+    ),
     "pack-quantized": Case(packed, PACKED_4, "compressed-tensors 4 bit int"),
     "pack-quantized-zeros": Case(
         functools.partial(packed, symmetric=False, group_size=12),
@@ -193,6 +198,18 @@ def test_transformers_own_code_makes_the_same_of_them(dtype: torch.dtype) -> Non
     (number, scales), read = stored.values(), Fp8Dequantize(None)
     ours = dequantise(blocks, {"": number, "_scale_inv": scales}, dtype)
     assert torch.equal(ours, read._dequantize_one(number, scales, dtype))
+
+
+def test_bytes_with_zero_points() -> None:
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}
+    layout = read_quantisation({"quantization_config": compressed("int-quantized", **weights)})
+    assert layout is not None
+    tensors = {
+        ".weight": torch.tensor([[-128, 127], [3, 4]], dtype=torch.int8),
+        ".weight_scale": torch.tensor([[0.5], [0.25]]),
+        ".weight_zero_point": torch.tensor([[-100], [7]], dtype=torch.int8),
+    }
+    assert dequantise(layout, tensors, torch.float32).tolist() == [[-14.0, 113.5], [-1.0, -0.75]]
 
 
 def test_experts_of_several_dimensions_in_fp8(llama: PreTrainedModel, tmp_path: Path) -> None:

@@ -119,6 +119,24 @@ def test_whatever_it_depends_on_has_it_taken_again(
     assert len(loading.records()) == 2
 
 
+def test_a_gpu_counts(loading: Loading, monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(name: str) -> SelfTestRecord:
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+        facts: dict[str, Any] = {"dtype": torch.bfloat16, "numerics": Numerics(), "native": None}
+        found = self_test_record.self_test_record(
+            loading.cache_dir, str(loading.folder), device=torch.device("cuda"), **facts
+        )
+        assert found is not None
+        return found
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    record("H200").keep()
+    assert record("H200").has_passed()
+    assert not record("L4").has_passed()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert not record("H200").has_passed()
+
+
 def test_our_own_source_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test_record, "PACKAGES", (tmp_path,))
     digests = set()
