@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.forking import Output
 from engine.kv_cache import KVCache, KVShape, groups_of
 from engine.kv_groups import MAX_GROUPS, MOST_LEFT, KVGroup, divide, num_lanes, together
+from engine.offload_policy import CopyTime, Direction
 from engine.request import ForkGroup, GroupFigures, Request, RequestError, RequestState, SamplingParams
 from tests.engine.fakes import FakeClock, assert_as_alone, make_config, make_harness, make_request
 from tests.engine.test_sliding import compute
@@ -214,6 +215,26 @@ def test_a_partly_filled_block_is_copied_in_each_group() -> None:
             assert manager.grow(other, 7)
             assert len(manager.take_transfers()) == 2
             assert not set(holder.held_block_ids[2:]) & set(other.held_block_ids[2:])
+
+
+def test_drafts_get_blocks_of_all_groups_or_none() -> None:
+    manager = make_manager(num_blocks=5)
+    request = compute(manager, make_request(range(1, 9)))
+    assert request.num_held_blocks == 4
+    assert manager.extend(request, 8)
+    assert not manager.extend(request, 9)
+    manager.check_integrity([request])
+    assert request.num_held_blocks == 4
+
+
+def test_a_block_saves_a_part_of_computing_its_tokens() -> None:
+    """Blocks of four tokens, which take a second each; two groups have two blocks of them."""
+    for windows, seconds in (((None,), 4.0), (MIXED, 2.0)):
+        offload = make_manager(windows, num_host_blocks=1).offload
+        offload.note_step(100, 1, 100.0, [CopyTime(Direction.BACK, 1, seconds)])
+        assert offload.policy.restores()
+        offload.note_step(100, 1, 100.0, [CopyTime(Direction.BACK, 1, seconds + 1.0)])
+        assert not offload.policy.restores()
 
 
 # --- engines ---
