@@ -165,7 +165,7 @@ def attend_tile(  # type: ignore[no-untyped-def]
     """
     log2_e: tl.constexpr = 1.4426950408889634
     tile_ptr = tiles_ptr + tl.program_id(0) * 5
-    kv_head = tl.program_id(1).to(tl.int64)
+    kv_head = tl.program_id(1)
     table_ptr = tables_ptr + tl.load(tile_ptr).to(tl.int64) * table_stride
     first_row = tl.load(tile_ptr + 1)
     num_rows = tl.load(tile_ptr + 2)
@@ -179,11 +179,11 @@ def attend_tile(  # type: ignore[no-untyped-def]
     heads = kv_head * QUERIES_PER_KV_HEAD + (first_row + rows) % QUERIES_PER_KV_HEAD
     positions = tl.load(positions_ptr + queries, mask=is_row, other=0)
     row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    tokens = tl.load(tokens_ptr + queries, mask=is_row, other=0).to(tl.int64)
+    tokens = tl.load(tokens_ptr + queries, mask=is_row, other=0)  # widened where they are used, to keep registers free
     if WINDOW is not None:  # the last key that no row sees any more: a tile's first key may be one before it
         # Positions of a tile's rows ascend, but where sequences share its keys: there a window hides nothing.
         last_hidden = tl.load(positions_ptr + first_row // QUERIES_PER_KV_HEAD) - WINDOW
-    query_offsets = tokens * query_token_stride + heads * query_head_stride
+    query_offsets = tokens.to(tl.int64) * query_token_stride + heads.to(tl.int64) * query_head_stride
     query = tl.load(query_ptr + query_offsets[:, None] + dims[None, :], mask=row_mask, other=0.0)
     if slopes_ptr is not None:
         slopes = tl.load(slopes_ptr + heads, mask=is_row, other=0.0).to(tl.float32) * log2_e
@@ -191,8 +191,8 @@ def attend_tile(  # type: ignore[no-untyped-def]
     row_max = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([TILE_ROWS], tl.float32)
     total = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
-    key_ptr += kv_head * cache_head_stride
-    value_ptr += kv_head * cache_head_stride
+    key_ptr += kv_head.to(tl.int64) * cache_head_stride
+    value_ptr += kv_head.to(tl.int64) * cache_head_stride
     for start in range(first_key, stop_key, TILE_KEYS):
         keys_at = start + tl.arange(0, TILE_KEYS)
         stored = keys_at < stop_key  # nothing beyond is read: 0 * NaN would spread
@@ -205,7 +205,7 @@ def attend_tile(  # type: ignore[no-untyped-def]
         scores = tl.dot(query, keys.to(query.dtype), input_precision="ieee")
         if key_scale_ptr is not None:
             scale_offsets = blocks * scale_block_stride + keys_at % BLOCK_SIZE * scale_slot_stride
-            scale_offsets += kv_head * scale_head_stride
+            scale_offsets += kv_head.to(tl.int64) * scale_head_stride
             scores *= tl.load(key_scale_ptr + scale_offsets, mask=stored, other=0.0).to(tl.float32)[None, :]
         if SOFTCAP is not None:  # tanh(x) = 1 - 2 / (1 + e^(2x))
             exponentials = tl.exp2(scores * (scale * (2.0 * log2_e / SOFTCAP)))
@@ -250,6 +250,6 @@ def attend_tile(  # type: ignore[no-untyped-def]
         row_sum = row_sum * correction + tl.exp2(sinks - new_max)
         total *= correction[:, None]
     divisor = tl.where(row_sum == 0.0, 1.0, row_sum)  # of an empty row, which is not stored
-    output_offsets = (tokens * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+    output_offsets = (tokens.to(tl.int64) * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
     result = (total / divisor[:, None]).to(output_ptr.dtype.element_ty)
     tl.store(output_ptr + output_offsets, result, mask=row_mask)
