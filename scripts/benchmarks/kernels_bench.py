@@ -24,6 +24,7 @@ from kernels.native.tiles import TiledMatrix, struct_of_cache, tiled_keys, tiled
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.score_rules import ScoreRules
 from scripts.gpu_checks.benchmark import BLOCK_SIZE, decodes, measure
+from scripts.gpu_checks.parts_benchmark import measure_parts
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 9, 3, 64  # SmolLM2-135M's
 HIDDEN, INTERMEDIATE, LAYERS = 576, 1_536, 30
@@ -58,7 +59,8 @@ def kernels(as_json: bool) -> None:
       scripts/bench kernels
     """
     if torch.cuda.is_available():
-        print(json.dumps(measure(torch.device("cuda")), indent=2))
+        device = torch.device("cuda")
+        print(json.dumps(measure(device) | measure_parts(device), indent=2))
         return
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         native = NativeBuild(Path(folder)).wait(COMPILE_SECONDS)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,14 @@ from tests.engine.tiny_configs import SERVED
 from tests.engine.tiny_models import generate, make_engine, outputs_of, random_model, run
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ("attention", "cache", "copy", "layer_parts", "quantised", "rotary", "sampling", "static_plan")
-KERNEL_TESTS = [f"tests/kernels/test_triton_{name}.py" for name in KERNELS] + ["tests/engine/test_triton_engine.py"]
+# Run at the same time: most of what they take is compilation.
+KERNEL_TESTS = {
+    "attention kernels": [f"tests/kernels/test_triton_{name}.py" for name in ("attention", "quantised", "static_plan")],
+    "other kernels": [
+        f"tests/kernels/test_triton_{name}.py" for name in ("cache", "copy", "layer_parts", "rotary", "sampling")
+    ],
+    "layers, sampler and CUDA graphs": ["tests/engine/test_triton_engine.py"],
+}
 MODELS = (
     "llama",
     "qwen3",
@@ -44,16 +51,21 @@ class Check:
     detail: str
 
 
-def check_kernels() -> Check:
-    """Run the kernels' tests on the GPU, in a process of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", *KERNEL_TESTS]
+def check_kernels() -> Iterator[Check]:
+    """Yield a check a group of tests, each run in a process of its own."""
+    with ThreadPoolExecutor(len(KERNEL_TESTS)) as pool:
+        yield from pool.map(_run_tests, KERNEL_TESTS, KERNEL_TESTS.values())
+
+
+def _run_tests(name: str, paths: Sequence[str]) -> Check:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", *paths]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=KERNEL_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return Check("kernels", False, f"not done after {KERNEL_TIMEOUT_S:.0f} s")
+        return Check(name, False, f"not done after {KERNEL_TIMEOUT_S:.0f} s")
     lines = done.stdout.strip().splitlines() or [done.stderr.strip()]
     detail = lines[-1] if done.returncode == 0 else "\n".join(lines)[-LONGEST_DETAIL:]
-    return Check("kernels", done.returncode == 0 and "skipped" not in lines[-1], detail)
+    return Check(name, done.returncode == 0 and "skipped" not in lines[-1], detail)
 
 
 def check_engine(device: torch.device, names: Sequence[str] = MODELS) -> Iterator[Check]:

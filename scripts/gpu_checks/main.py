@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from dataclasses import asdict
+from itertools import chain
 
 import torch
 import transformers
@@ -13,6 +14,7 @@ import triton
 
 from scripts.gpu_checks import benchmark
 from scripts.gpu_checks.checks import Check, check_engine, check_kernels
+from scripts.gpu_checks.parts_benchmark import measure_parts
 
 NO_GPU = 69  # exit code of a service that is unavailable
 
@@ -25,9 +27,8 @@ def main() -> int:
         return NO_GPU
     device = torch.device("cuda")
     started = time.monotonic()
-    checks = [check_kernels()]
-    say(checks[-1])
-    for check in check_engine(device):
+    checks: list[Check] = []
+    for check in chain(check_kernels(), check_engine(device)):
         checks.append(check)
         say(check)
     document = {
@@ -39,7 +40,7 @@ def main() -> int:
             "transformers": transformers.__version__,
         },
         "checks": [asdict(check) for check in checks],
-        "benchmark": benchmark.measure(device),
+        "benchmark": benchmark.measure(device) | measure_parts(device),
         "seconds": round(time.monotonic() - started, 1),
     }
     print(json.dumps(document, indent=2))

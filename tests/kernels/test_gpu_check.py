@@ -2,16 +2,21 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from kernels import reference
+from engine.cuda_graphs import bucket_for
+from kernels import ops, reference
 from kernels.score_rules import ScoreRules
-from scripts.gpu_checks import benchmark
+from scripts.gpu_checks import benchmark, parts_benchmark
 from scripts.gpu_checks.checks import KERNEL_TESTS, MODELS, check_engine
 from tests.engine.tiny_configs import SERVED
+from tests.kernels.test_triton_interpreter import MODULES as TRITON_MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -39,7 +44,9 @@ def test_a_model_that_fails_is_a_failed_check() -> None:
 
 def test_its_models_and_tests_are_there() -> None:
     assert set(MODELS) <= set(SERVED)
-    assert all((ROOT / path).is_file() for path in KERNEL_TESTS)
+    paths = [path for group in KERNEL_TESTS.values() for path in group]
+    assert all((ROOT / path).is_file() for path in paths)
+    assert set(TRITON_MODULES) == set(paths)
 
 
 def test_what_is_timed_is_attention() -> None:
@@ -57,3 +64,37 @@ def test_decodes_share_their_prefix_only() -> None:
     assert len(own) == len(set(own)) == 9
     work = benchmark.workload(sequences, torch.float16, CPU)
     assert work.kv_bytes == 3 * 100 * 2 * benchmark.NUM_KV_HEADS * benchmark.HEAD_DIM * 2
+
+
+def test_what_the_parts_are_held_against_does_the_same() -> None:
+    """And the shapes are right: the kernels themselves have tests of their own."""
+    torch.manual_seed(0)
+    found = {pair.name: pair.theirs() for pair in parts_benchmark.pairs(CPU, rows=2, dtype=torch.float32)}
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        expected = {pair.name: by_oracle(pair.ours) for pair in parts_benchmark.pairs(CPU, rows=2, dtype=torch.float32)}
+    for name, result in expected.items():
+        torch.testing.assert_close(found[name], result, rtol=1e-5, atol=1e-5)
+
+
+def by_oracle(ours: Callable[[], object]) -> object:
+    """Return what the oracle makes of a kernel's inputs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("silu_mul", "draw"):
+            patch.setattr(ops, name, getattr(reference, name))
+        patch.setattr(ops, "add_rms_norm", lambda *arguments: reference.add_rms_norm(*arguments)[0])
+        patch.setattr(ops, "rotate_and_store", rotated_queries)
+        return ours()
+
+
+def rotated_queries(qkv: Tensor, num_heads: int, *arguments: Any) -> Tensor:
+    reference.rotate_and_store(qkv, num_heads, *arguments)
+    return qkv[:, :num_heads]
+
+
+def test_the_timed_step_decodes() -> None:
+    plan = parts_benchmark.decode_plan(3, 50)
+    assert bucket_for(plan.scheduled) == 4
+    blocks = [block for share in plan.scheduled for block in share.request.block_ids]
+    assert len(blocks) == len(set(blocks)) == 12
+    assert all(share.samples for share in plan.scheduled)

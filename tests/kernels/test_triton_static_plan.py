@@ -11,7 +11,7 @@ from tests.kernels.triton_device import triton_device
 
 DEVICE = triton_device()
 CPU = torch.device("cpu")
-HEADS = Heads(6, 2, 32)
+HEADS = Heads(3, 1, 32)
 WHOLE = SplitRule(num_programs=1, min_saved_keys=10**9)
 SPLIT = SplitRule(num_programs=40, min_part_keys=64, min_saved_keys=10**9)
 SHARED = SplitRule(num_programs=40, min_part_keys=64, min_saved_keys=64)
