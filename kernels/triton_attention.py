@@ -193,6 +193,9 @@ def attend_tile(  # type: ignore[no-untyped-def]
     total = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
     key_ptr += kv_head.to(tl.int64) * cache_head_stride
     value_ptr += kv_head.to(tl.int64) * cache_head_stride
+    if key_scale_ptr is not None:
+        key_scale_ptr += kv_head.to(tl.int64) * scale_head_stride
+        value_scale_ptr += kv_head.to(tl.int64) * scale_head_stride
     for start in range(first_key, stop_key, TILE_KEYS):
         keys_at = start + tl.arange(0, TILE_KEYS)
         stored = keys_at < stop_key  # nothing beyond is read: 0 * NaN would spread
@@ -205,8 +208,8 @@ def attend_tile(  # type: ignore[no-untyped-def]
         scores = tl.dot(query, keys.to(query.dtype), input_precision="ieee")
         if key_scale_ptr is not None:
             scale_offsets = blocks * scale_block_stride + keys_at % BLOCK_SIZE * scale_slot_stride
-            scale_offsets += kv_head.to(tl.int64) * scale_head_stride
             scores *= tl.load(key_scale_ptr + scale_offsets, mask=stored, other=0.0).to(tl.float32)[None, :]
+            value_scales = tl.load(value_scale_ptr + scale_offsets, mask=stored, other=0.0).to(tl.float32)
         if SOFTCAP is not None:  # tanh(x) = 1 - 2 / (1 + e^(2x))
             exponentials = tl.exp2(scores * (scale * (2.0 * log2_e / SOFTCAP)))
             scores = (SOFTCAP * log2_e) * (1.0 - 2.0 / (1.0 + exponentials))
@@ -230,7 +233,7 @@ def attend_tile(  # type: ignore[no-untyped-def]
         value_mask = stored[:, None] & (dims < HEAD_DIM)[None, :]
         values = tl.load(value_ptr + offsets[:, None] + dims[None, :], mask=value_mask, other=0.0)
         if value_scale_ptr is not None:
-            weights *= tl.load(value_scale_ptr + scale_offsets, mask=stored, other=0.0).to(tl.float32)[None, :]
+            weights *= value_scales[None, :]
         values = values.to(query.dtype)
         total = tl.dot(weights.to(query.dtype), values, total * correction[:, None], input_precision="ieee")
 

@@ -95,6 +95,6 @@ def rotated_queries(qkv: Tensor, num_heads: int, *arguments: Any) -> Tensor:
 def test_the_timed_step_decodes() -> None:
     plan = parts_benchmark.decode_plan(3, 50)
     assert bucket_for(plan.scheduled) == 4
-    blocks = [block for share in plan.scheduled for block in share.request.block_ids]
+    blocks = [block for share in plan.scheduled for block in share.request.block_tables[0].block_ids]
     assert len(blocks) == len(set(blocks)) == 12
     assert all(share.samples for share in plan.scheduled)
