@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from engine.attention_layers import UnsupportedModel
 from engine.linears import LinearMaker, Numerics
+from engine.memory import FilePages
 from engine.row_tiles import EvenActivation, RowTiles, is_uneven
 from kernels.native.library import NativeKernels
 
@@ -26,19 +27,23 @@ def fuse(model: PreTrainedModel, numerics: Numerics, native: NativeKernels | Non
     Raises UnsupportedModel for numerics that the model's device does not have.
     """
     maker = LinearMaker(numerics, model.device, model.dtype, native)
-    head = model.get_output_embeddings()
+    head, pages = model.get_output_embeddings(), FilePages()
     uneven: dict[type[nn.Module], bool] = {}
     for parent in list(model.modules()):
         for names in SIBLINGS:
             linears = [child for name in names if type(child := getattr(parent, name, None)) is nn.Linear]
             if len(linears) == len(names):
                 siblings = Siblings(linears, maker)
+                for linear in linears:
+                    pages.forget(linear.weight)
                 for index, name in enumerate(names):
                     setattr(parent, name, Sibling(siblings, index))
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 make = maker.make_head if child is head else maker.make
                 setattr(parent, name, make(child.weight, child.bias))
+                if child is not head and maker.copies:  # the head's may be the embedding's too
+                    pages.forget(child.weight)
             elif type(child).__name__.endswith("RMSNorm"):
                 setattr(parent, name, _plain_rms_norm(child) or child)
             elif numerics.batch_invariant and _is_activation(child) and model.device.type == "cpu":

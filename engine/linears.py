@@ -143,6 +143,11 @@ class LinearMaker:
         )
         self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
 
+    @property
+    def copies(self) -> bool:
+        """Whether its layers hold weights of their own, not those that they are made from."""
+        return self._native is not None or self._packs or self._numerics.weights is Weights.INT8
+
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Return a layer for weight, [num_outputs, num_columns]."""
         layer = self._plain(weight, bias)

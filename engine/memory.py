@@ -1,16 +1,20 @@
 """Memory of the device: what the KV cache may take, what the process has taken at most, what its allocator keeps."""
 
 import ctypes
+import mmap
 import os
 import resource
 import sys
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 CPU_SHARE = 0.25  # of what is available: weights are loaded already, activations and the rest of the machine need room
 CUDA_SHARE = 0.9  # of what is free after the weights
 CPU_MOST_BYTES = 2 * 1024**3  # more only by setting it: another program may need the machine's memory tomorrow
 KIBIBYTE = 1024
+MAPPINGS, WEIGHTS_SUFFIX = Path("/proc/self/maps"), ".safetensors"
 
 # glibc's mallopt parameters (malloc.h), and values for them
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -34,6 +38,33 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * KIBIBYTE
+
+
+class FilePages:
+    """The pages of the files that a model's weights are mapped from. Where there are no such mappings, or the system
+    does not say, there is nothing to forget."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []  # addresses [start, stop)
+        try:
+            lines = MAPPINGS.read_text().splitlines()
+            self._advise = ctypes.CDLL(None).madvise
+        except (AttributeError, OSError):
+            return
+        for line in lines:
+            if line.endswith(WEIGHTS_SUFFIX):
+                start, _, stop = line.split(maxsplit=1)[0].partition("-")
+                self._ranges.append((int(start, 16), int(stop, 16)))
+
+    def forget(self, weight: Tensor) -> None:
+        """Give up the pages of a weight that nobody is going to read again: until all of a file is left, they would
+        stand beside what was made of them."""
+        start, stop = weight.data_ptr(), weight.data_ptr() + weight.nbytes
+        if not any(first <= start and stop <= last for first, last in self._ranges):
+            return
+        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last:
+            self._advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
 def keep_freed_memory() -> None:

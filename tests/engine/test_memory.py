@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from engine.attention_layers import AttentionLayer
 from engine.kv_cache import KVCache, KVShape, groups_of
+from engine.memory import FilePages
 from tests.engine.tiny_configs import SERVED
 from tests.engine.tiny_models import load, random_model
 
@@ -34,3 +37,19 @@ def test_a_model_whose_weights_are_packed_leaves_its_file(tmp_path: Path) -> Non
     loaded = load(random_model(SERVED["llama"]()).to(torch.bfloat16), tmp_path)  # type: ignore[arg-type]  # hidden
     assert loaded.model.dtype is torch.bfloat16
     assert f"{tmp_path}/model.safetensors" not in Path("/proc/self/maps").read_text()
+
+
+def test_pages_of_a_weight_that_is_copied_are_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "big.safetensors"
+    save_file({"weight": torch.ones(32 * MIB, dtype=torch.int8), "kept": torch.ones(5, dtype=torch.int8)}, path)
+    with safe_open(path, "pt") as file:
+        weight, kept = file.get_tensor("weight"), file.get_tensor("kept")
+    assert int(weight.sum()) == 32 * MIB
+    before = resident_bytes()
+    FilePages().forget(weight)
+    FilePages().forget(kept)
+    FilePages().forget(torch.ones(9))  # of no file
+    if "big.safetensors" in Path("/proc/self/maps").read_text():
+        assert resident_bytes() < before - 30 * MIB
+    assert int(weight.sum()) == 32 * MIB  # read again
+    assert kept.tolist() == [1] * 5
