@@ -8,6 +8,7 @@ from scripts.benchmarks.kernels_bench import kernels
 from scripts.benchmarks.nll_bench import nll
 from scripts.benchmarks.queue_bench import queue
 from scripts.benchmarks.reports_bench import reports
+from scripts.benchmarks.scheduler_bench import scheduler
 
 
 @click.group()
@@ -22,6 +23,7 @@ main.add_command(nll)
 main.add_command(queue)
 main.add_command(reports)
 main.add_command(run_one)
+main.add_command(scheduler)
 
 
 if __name__ == "__main__":
