@@ -106,7 +106,8 @@ class Scheduler:
         scheduled, preempted, budget = self._schedule_running(limits.num_tokens, limits.num_seqs)
         if not preempted:
             budget = self._admit_waiting(scheduled, budget, limits.num_seqs, only)
-            self._add_drafts(scheduled, budget, drafts)
+            if drafts:
+                self._add_drafts(scheduled, budget, drafts)
         num_tokens = sum(share.num_scheduled_tokens for share in scheduled)
         return SchedulerOutput(tuple(scheduled), num_tokens, tuple(preempted), self.cache.take_transfers())
 
