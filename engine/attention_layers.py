@@ -16,6 +16,10 @@ class UnsupportedModel(Exception):
     """A model that the paged path would answer wrongly, with the reason. Refused at load, never served."""
 
 
+class OptionsLost(UnsupportedModel):
+    """A model whose layers do not hand the options of a step down to the attention function."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """The attention of one decoder layer."""
@@ -70,7 +74,7 @@ def observing_attention(
     """Attention function in transformers' registry that attends to nothing, and notes what it was called with."""
     refuse_other_attention(module, attention_mask, options)
     if observation is None:
-        raise UnsupportedModel("its layers do not hand the options of a step down to the attention function")
+        raise OptionsLost("its layers do not hand the options of a step down to the attention function")
     observation.add(module.layer_idx, query, key, value, sliding_window)
     return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 

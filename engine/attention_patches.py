@@ -1,7 +1,8 @@
 """Attention modules of transformers that never call the attention function, made to call it.
 
 Each is wrapped by a module that computes queries, keys and values with the original's own parts and hands them over.
-What the function needs of a step does not come down to such modules: it waits in a hook that all of them hold.
+What the function needs of a step does not come down to such modules: it waits in a hook that all of them hold. It waits
+there, too, for models that do call the function, but leave out what their layers were given for it.
 """
 
 import math
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-PATCHED_NAME = "pagemill_patched"
+PATCHED_NAME, HOOKED_NAME = "pagemill_patched", "pagemill_hooked"
 # Of transformers 5.24's two implementations for Falcon, eager adds the ALiBi bias twice; sdpa gives what Falcon's
 # authors published.
 REFERENCES = {"FalconAttention": "sdpa"}  # others: eager
@@ -22,19 +23,24 @@ Attend = Callable[..., tuple[Tensor, None]]  # an attention function of transfor
 
 
 class AttentionHook:
-    """Where the attention function of the current pass waits for patched modules."""
+    """Where the attention function of the current pass waits for modules that do not get it otherwise."""
 
     def __init__(self) -> None:
         self.attend: Attend | None = None
 
     @contextmanager
     def attending(self, attend: Attend) -> Iterator[None]:
-        """Let patched modules call `attend`."""
+        """Let modules call `attend`."""
         self.attend = attend
         try:
             yield
         finally:
             self.attend = None
+
+    def call(self, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+        """Attention function in transformers' registry: that of the current pass."""
+        assert self.attend is not None, "a hooked model runs within a step only"
+        return self.attend(*arguments, **options)
 
 
 class PatchedAttention(nn.Module):
@@ -48,8 +54,7 @@ class PatchedAttention(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, slopes: Tensor | None) -> Tensor:
         """query: [1, num_heads, T, head_dim]; key, value: [1, num_kv_heads, T, head_dim]. Returns [1, T, features]."""
-        assert self._hook.attend is not None, "a patched model runs within a step only"
-        output, _ = self._hook.attend(self, query, key, value, None, scaling=scale, slopes=slopes)
+        output, _ = self._hook.call(self, query, key, value, None, scaling=scale, slopes=slopes)
         return output.flatten(2)
 
 
@@ -125,6 +130,15 @@ def patch_attention(model: PreTrainedModel) -> AttentionHook | None:
     if not found:
         return None
     model.config._attn_implementation = PATCHED_NAME
+    return hook
+
+
+def hook_attention(model: PreTrainedModel) -> AttentionHook:
+    """Let a model's modules call the attention function of a hook, which is its own: there is one for each model."""
+    hook = AttentionHook()
+    name = f"{HOOKED_NAME}_{id(hook)}"
+    AttentionInterface.register(name, hook.call)
+    model.set_attn_implementation(name)
     return hook
 
 

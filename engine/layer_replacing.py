@@ -1,7 +1,8 @@
 """Replacing decoder layers as a whole, where the replacement answers as the layer does.
 
 Whether a layer has the usual shape is judged by what it does: one that answers otherwise than its replacement (a norm
-of the queries, a scaled residual, a partial rotation) is left as it is.
+of the queries, a scaled residual, a partial rotation) is left as it is, and so is one whose answer depends on positions
+in another way than by their rotary embeddings (Ministral 3 scales queries, from some position on).
 """
 
 from collections.abc import Iterator
@@ -35,16 +36,22 @@ def fuse_layers(model: PagedModel) -> None:
     """Replace each decoder layer that its fused form equals, in place. After `fuse`."""
     decoder = getattr(model.model, "model", None)
     layers, embed = getattr(decoder, "layers", None), getattr(decoder, "rotary_emb", None)
-    if not isinstance(layers, nn.ModuleList) or embed is None:
+    if not isinstance(layers, nn.ModuleList) or embed is None or model.is_hooked:
         return
     rotary = Rotary()
     for index, layer in enumerate[Any](layers):
         if _has_the_parts(layer):
-            expected = _probe(model, layer, layer.self_attn.layer_idx, embed)
-            forms = _forms(layer, model, model.layers[index].head_dim, expected.rules, rotary) if expected.fits else ()
-            layers[index] = next(
-                (form for form in forms if _probe(model, form, form.layer_index, embed).equals(expected)), layer
-            )
+            layers[index] = _replacement(model, layer, rotary, embed) or layer
+
+
+def _replacement(model: PagedModel, layer: Any, rotary: Rotary, embed: Any) -> FusedLayer | None:
+    """Return the fastest form that answers as the layer does; None where there is none."""
+    index: int = layer.self_attn.layer_idx
+    expected = _probe(model, layer, index, embed)
+    if not expected.fits or not _ignores_positions(model, layer, index, embed, expected):
+        return None
+    forms = _forms(layer, model, model.layers[index].head_dim, expected.rules, rotary)
+    return next((form for form in forms if _probe(model, form, index, embed).equals(expected)), None)
 
 
 def _forms(layer: Any, model: PagedModel, head_dim: int, rules: ScoreRules, rotary: Rotary) -> Iterator[FusedLayer]:
@@ -87,8 +94,15 @@ class _Probed:
         )
 
 
-def _probe(model: PagedModel, layer: nn.Module, layer_index: int, embed: Any) -> _Probed:
-    """Run a layer on random input, through a cache of its own."""
+def _ignores_positions(model: PagedModel, layer: nn.Module, layer_index: int, embed: Any, expected: _Probed) -> bool:
+    """Whether a layer answers alike, to the bit, when it is told other positions with the same rotary embeddings."""
+    elsewhere = _probe(model, layer, layer_index, embed, distance=model.max_model_len - PROBE_TOKENS)
+    return all(torch.equal(a, b) for a, b in zip(elsewhere.tensors, expected.tensors, strict=True))
+
+
+def _probe(model: PagedModel, layer: nn.Module, layer_index: int, embed: Any, distance: int = 0) -> _Probed:
+    """Run a layer on random input, through a cache of its own. Its position ids are `distance` farther than what its
+    rotary embeddings are of."""
     generator = torch.Generator().manual_seed(0)
     size = model.model.config.get_text_config().hidden_size
     hidden = torch.randn(1, PROBE_TOKENS, size, generator=generator).to(model.device, model.dtype)
@@ -98,7 +112,7 @@ def _probe(model: PagedModel, layer: nn.Module, layer_index: int, embed: Any) ->
         output = layer(
             hidden,
             attention_mask=None,
-            position_ids=inputs.position_ids,
+            position_ids=inputs.position_ids + distance,
             position_embeddings=embeddings,
             model_input=inputs,
         )

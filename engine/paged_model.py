@@ -14,13 +14,14 @@ from engine.attention_layers import (
     OBSERVING_NAME,
     AttentionLayer,
     Observation,
+    OptionsLost,
     UnsupportedModel,
     layers_of,
     observing_attention,
     observing_inputs,
     refuse_other_attention,
 )
-from engine.attention_patches import Attend, patch_attention
+from engine.attention_patches import Attend, hook_attention, patch_attention
 from engine.kv_cache import KVCache, KVShape, groups_of
 from engine.step_plan import SchedulerOutput
 from kernels import ops
@@ -140,7 +141,11 @@ class PagedModel:
         self.vocab_size: int = config.vocab_size
         self.max_model_len = _max_model_len(config)
         self._hook = patch_attention(model)
-        self.layers = self._observe()
+        try:
+            self.layers = self._observe()
+        except OptionsLost:
+            self._hook = hook_attention(model)
+            self.layers = self._observe()
         self.kv_groups = groups_of(self.layers, self.max_model_len)
         if self._hook is None:
             model.set_attn_implementation(ATTENTION_NAME)
@@ -166,6 +171,11 @@ class PagedModel:
                 return self.model(**inputs, **for_attention)
             with self._hook.attending(partial(attend, **for_attention)):
                 return self.model(**inputs)
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether its layers get what they need of a step from a hook, not as arguments."""
+        return self._hook is not None
 
     @property
     def head_dim(self) -> int:

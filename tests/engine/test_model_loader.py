@@ -215,6 +215,7 @@ def test_device_and_dtype_by_name() -> None:
         ("qwen2", True),  # its queries, keys and values have biases
         ("mistral", True),
         ("qwen3", False),  # norms of queries and keys
+        ("ministral3-scaled", False),  # queries are scaled by their position, once that is behind the original context
         ("granite", False),  # scaled residuals: the parts are the same, the answer is not
         ("olmo2", False),  # norms behind, not before
         ("gemma", True),  # a norm and an activation of its own, both kept

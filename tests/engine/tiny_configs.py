@@ -85,6 +85,17 @@ SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
     "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=None),
     "mistral-window": lambda: transformers.MistralConfig(**SIZES, sliding_window=WINDOW),
     "ministral3": lambda: transformers.Ministral3Config(**SIZES, head_dim=8),
+    "ministral3-scaled": lambda: transformers.Ministral3Config(  # queries behind the original context are scaled
+        **SIZES,
+        head_dim=8,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 8,
+            "llama_4_scaling_beta": 0.5,
+        },
+    ),
     "granite": lambda: transformers.GraniteConfig(
         **SIZES, attention_multiplier=0.3, logits_scaling=2.0, residual_multiplier=0.5, embedding_multiplier=3.0
     ),
@@ -184,6 +195,8 @@ ALSO_SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
         **SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
     "seed-oss": lambda: transformers.SeedOssConfig(**SIZES, head_dim=8),
+    "stablelm": lambda: transformers.StableLmConfig(**SIZES),
+    "nemotron": lambda: transformers.NemotronConfig(**SIZES),
     "vaultgemma": lambda: transformers.VaultGemmaConfig(
         **SIZES, head_dim=8, sliding_window=WINDOW, query_pre_attn_scalar=8
     ),
@@ -247,10 +260,6 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
         "its layer 0 does not call the attention function",
     ),
     "diffllama": (lambda: transformers.DiffLlamaConfig(**SIZES), "its layer 0 attends more than once"),
-    "stablelm": (
-        lambda: transformers.StableLmConfig(**SIZES),
-        "its layers do not hand the options of a step down to the attention function",
-    ),
     "bert": (
         lambda: transformers.BertConfig(**OLD_SIZES, num_attention_heads=4, intermediate_size=48),
         "its attention has a mask other than the causal one",
