@@ -42,17 +42,29 @@ def tile_shape_for(head_dim: int, tile_rows: int, dtype: torch.dtype, cache_dtyp
     if head_dim > greatest_dim:
         raise ValueError(f"head_dim is {head_dim}; with a cache of {cache_dtype} it must be at most {greatest_dim}")
     padded_dim = max(MIN_TILE, triton.next_power_of_2(head_dim))
+    if is_quantised:
+        return _quantised_tile_shape_for(head_dim, padded_dim, tile_rows, dtype)
     if dtype.itemsize > 2:
         num_keys, num_warps = (16, 4) if padded_dim > 128 else (32, 8 if padded_dim >= 64 else 4)
         return TileShape(padded_dim, num_keys, num_warps, num_stages=2)
     size = padded_dim * tile_rows
-    many_keys_up_to = 64 if is_quantised else 128  # elements of a head
     return TileShape(
         padded_dim,
-        num_keys=64 if padded_dim <= many_keys_up_to and size <= 4096 else 32 if size <= 8192 else 16,
-        num_warps=8 if size > (4096 if is_quantised else 8192) else 4,
-        num_stages=2 if tile_rows > MIN_TILE or is_quantised else 3,
+        num_keys=64 if padded_dim <= 128 and size <= 4096 else 32 if size <= 8192 else 16,
+        num_warps=8 if size > 8192 else 4,
+        num_stages=2 if tile_rows > MIN_TILE else 3,
     )
+
+
+def _quantised_tile_shape_for(head_dim: int, padded_dim: int, tile_rows: int, dtype: torch.dtype) -> TileShape:
+    """Numbers are widened in registers, so tiles are smaller; and so for the masks of heads that are padded."""
+    if dtype.itemsize > 2:
+        num_keys, num_warps = 16 if padded_dim > 64 else 32, 8 if padded_dim >= 64 else 4
+    elif tile_rows > MIN_TILE:
+        num_keys, num_warps = (16, 8) if padded_dim > 64 else (64, 4)
+    else:
+        num_keys, num_warps = 64 if padded_dim <= 64 else 32 if head_dim == padded_dim else 16, 4
+    return TileShape(padded_dim, num_keys, num_warps, num_stages=2)
 
 
 def paged_attention(
