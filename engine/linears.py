@@ -157,12 +157,12 @@ class LinearMaker:
 
     def make_head(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """Return the layer whose outputs are logits: not rounded where that costs nothing."""
-        if self._native is None:
+        if self._native is None or weight.dtype is not torch.bfloat16:
             return self.make(weight, bias)
         return NativeLinear(self._native, self._tiled(weight, bias), torch.float32)
 
     def _plain(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        if self._native is not None:
+        if self._native is not None and weight.dtype is torch.bfloat16:
             return NativeLinear(self._native, self._tiled(weight, bias))
         if self._numerics.weights is Weights.INT8:
             return Int8Linear(weight, bias)

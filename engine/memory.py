@@ -14,7 +14,7 @@ CPU_SHARE = 0.25  # of what is available: weights are loaded already, activation
 CUDA_SHARE = 0.9  # of what is free after the weights
 CPU_MOST_BYTES = 2 * 1024**3  # more only by setting it: another program may need the machine's memory tomorrow
 KIBIBYTE = 1024
-MAPPINGS, WEIGHTS_SUFFIX = Path("/proc/self/maps"), ".safetensors"
+MAPPINGS = Path("/proc/self/maps")
 
 # glibc's mallopt parameters (malloc.h), and values for them
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -52,8 +52,9 @@ class FilePages:
         except (AttributeError, OSError):
             return
         for line in lines:
-            if line.endswith(WEIGHTS_SUFFIX):
-                start, _, stop = line.split(maxsplit=1)[0].partition("-")
+            addresses, permissions, _, _, _, *path = line.split(maxsplit=5)
+            if path and path[0].startswith("/") and permissions.endswith("p"):  # private: others see no change
+                start, _, stop = addresses.partition("-")
                 self._ranges.append((int(start, 16), int(stop, 16)))
 
     def forget(self, weight: Tensor) -> None:

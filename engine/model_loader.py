@@ -25,7 +25,7 @@ from engine.quantisation_config import read_quantisation
 from engine.quantised_checkpoints import dequantised_folder, refuse_lost_biases, refuse_remnants
 from engine.self_test import eager_logits, self_test
 from engine.self_test_record import SelfTestRecord, self_test_record
-from kernels.native.building import NativeBuild
+from kernels.native.building import COMPILE_SECONDS, NativeBuild
 from kernels.native.library import NativeKernels
 
 NATIVE_SECONDS = 10.0  # that loading waits for a compiler at most; the next start finds what it made
@@ -98,7 +98,9 @@ def load_model(
     except (UnreadableCheckpoint, OSError) as error:
         raise ModelNotFound(f"model {source!r} cannot be loaded: {_first_line(error)}") from error
     model = _read_weights(source, plain.weights, dtype=dtype, use_safetensors=True)
-    native = None if build is None else build.wait(NATIVE_SECONDS)
+    # Without them other operators add up, in another order: the next start would give other bits.
+    patience = COMPILE_SECONDS if numerics.batch_invariant else NATIVE_SECONDS
+    native = None if build is None else build.wait(patience)
     facts: dict[str, Any] = {"dtype": dtype, "device": device, "numerics": numerics, "native": native}
     record = self_test_record(cache_dir, plain.weights, **facts)
     model = model.to(device)  # type: ignore[arg-type]  # its decorator hides nn.Module.to

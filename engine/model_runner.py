@@ -62,6 +62,7 @@ class ModelRunner:
 
         Raises DeviceOutOfMemory.
         """
+        torch.get_num_threads()  # the first time on a thread this sets them, for C kernels too
         self._threads.begin()
         try:
             return self._run(plan)

@@ -21,7 +21,7 @@ class _Prepared:
 
     step: StepStruct
     room: RoomStruct
-    kept: tuple[Tensor, ...]  # what the structs point into
+    kept: tuple[object, ...]  # what the structs point into, and what the key is of
 
 
 class NativeLayer(FusedLayer):
@@ -39,9 +39,10 @@ class NativeLayer(FusedLayer):
         self._layer = LayerStruct(*norms, *matrices, self._heads.struct, self._hidden_size, self._mlp_size)
 
     def forward(
-        self, hidden: Tensor, *, position_embeddings: Embeddings, model_input: ModelInput, **options: object
+        self, hidden: Tensor, *, position_embeddings: Embeddings, model_input: ModelInput, **_: object
     ) -> Tensor:
-        """hidden: [1, num_tokens, hidden_size], which is changed in place and returned."""
+        """hidden: [1, num_tokens, hidden_size], which is changed in place and returned: it is the embedding's output or
+        that of the layer before, which nobody else holds."""
         plan = model_input.attention.plan_for(self.layer_index, self._rules, self._num_heads, self._num_kv_heads)
         if not isinstance(plan, NativePlan):
             return super().forward(hidden, position_embeddings=position_embeddings, model_input=model_input)
@@ -57,15 +58,14 @@ class NativeLayer(FusedLayer):
         return super()._gate(by_tile.flatten(-2))
 
     def _prepare(self, plan: NativePlan, embeddings: Embeddings, slot_mapping: Tensor) -> _Prepared:
-        sizes = (self._hidden_size, self._mlp_size)
-        prepared = plan.prepared.get((sizes, id(embeddings)))
+        key = (self._hidden_size, self._mlp_size, self._num_all, self._head_dim, id(embeddings))
+        prepared = plan.prepared.get(key)
         if not isinstance(prepared, _Prepared):
-            prepared = self._prepared(plan, embeddings, slot_mapping)
-            plan.prepared[sizes, id(embeddings)] = prepared
+            prepared = plan.prepared[key] = self._prepared(plan, embeddings, slot_mapping)
         return prepared
 
     def _prepared(self, plan: NativePlan, embeddings: Embeddings, slot_mapping: Tensor) -> _Prepared:
-        cos, sin = (x[0].contiguous() for x in embeddings)
+        cos, sin = (x[0].to(torch.bfloat16).contiguous() for x in embeddings)
         num_tokens = plan.step.num_tokens
         widths = (self._num_all * self._head_dim, self._num_heads * self._head_dim)
         elements = (
@@ -79,7 +79,7 @@ class NativeLayer(FusedLayer):
         pointers = (tensor.data_ptr() for tensor in (slot_mapping, cos, sin))
         step = StepStruct(plan.step.struct, *pointers)
         room = RoomStruct(*(tensor.data_ptr() for tensor in (*rooms, parts)))
-        return _Prepared(step, room, (cos, sin, slot_mapping, *embeddings, *rooms, parts))
+        return _Prepared(step, room, (embeddings, cos, sin, slot_mapping, rooms, parts))
 
 
 def fits_native(layer: Any, head_dim: int) -> bool:
@@ -92,5 +92,12 @@ def fits_native(layer: Any, head_dim: int) -> bool:
     )
     if not has_plain_parts(layer) or not all(isinstance(linear, NativeLinear) for linear in linears):
         return False
-    widths = (head_dim, layer.input_layernorm.weight.numel(), layer.mlp.gate_proj.siblings.sizes[0])
-    return not any(width % TILE_DEPTH for width in widths)
+    norms = (layer.input_layernorm.weight, layer.post_attention_layernorm.weight)
+    (q, k, v), (gate, up) = layer.self_attn.q_proj.siblings.sizes, layer.mlp.gate_proj.siblings.sizes
+    hidden = norms[0].numel()
+    shapes = ((q + k + v, hidden), (hidden, q), (gate + up, hidden), (hidden, up))
+    if any(weight.dtype is not torch.bfloat16 or weight.numel() != hidden for weight in norms):
+        return False
+    if shapes != tuple((linear.matrix.num_columns, linear.matrix.depth) for linear in linears):
+        return False
+    return k == v and gate == up and not any(width % TILE_DEPTH for width in (head_dim, hidden, up))

@@ -139,7 +139,7 @@ class PagedModel:
         self.dtype = model.dtype
         self.batch_invariant = batch_invariant
         self.vocab_size: int = config.vocab_size
-        self.max_model_len = _max_model_len(config)
+        self.max_model_len = max_model_len(config)
         self._hook = patch_attention(model)
         try:
             self.layers = self._observe()
@@ -270,7 +270,7 @@ def batches_of(plan: SchedulerOutput, shape: KVShape) -> list[PagedBatch]:
     return batches
 
 
-def _max_model_len(config: PreTrainedConfig) -> int:
+def max_model_len(config: PreTrainedConfig) -> int:
     """Return the context limit in tokens. Raises UnsupportedModel where the configuration has none.
 
     LongRoPE changes the frequencies of a whole step as soon as one of its sequences is longer than the original

@@ -8,11 +8,11 @@ from engine.attention_layers import UnsupportedModel
 from engine.attention_patches import set_reference_attention
 from engine.kv_cache import KVCache
 from engine.linears import Numerics, Weights
-from engine.paged_model import PagedModel
+from engine.paged_model import PagedModel, max_model_len
 from engine.probing import plan_of, probe_request
 from engine.step_plan import ScheduledRequest, SchedulerOutput
 
-NUM_TOKENS = 24
+MOST_TOKENS = 80  # more than one tile of keys, and of queries, in all kernels
 BLOCK_SIZE = 16
 FIRST_CHUNK = 13  # ends inside a block, so that the second chunk reads a partly filled one
 # Largest difference allowed, as a share of the logits' standard deviation. A model whose attention is not ours, or not
@@ -27,7 +27,7 @@ def self_test(model: PagedModel, expected: Tensor, numerics: Numerics) -> None:
 
     To be taken before anything in the model is replaced, so that the gate covers the replacements too.
     """
-    paged = _paged_logits(model, _token_ids(model.vocab_size).tolist())
+    paged = _paged_logits(model, _token_ids(model.model).tolist())
     difference = (paged - expected).abs().max() / expected.std()
     most = TOLERANCE[model.dtype] if numerics.weights is Weights.DTYPE else INT8_TOLERANCE
     if not difference <= most:  # also refuses NaN
@@ -44,7 +44,7 @@ def eager_logits(model: PreTrainedModel) -> Tensor:
 
     Of a model that `PagedModel` has not taken over yet.
     """
-    token_ids = _token_ids(model.config.get_text_config().vocab_size).to(model.device)
+    token_ids = _token_ids(model).to(model.device)
     set_reference_attention(model.eval())
     with torch.inference_mode():
         output = model(input_ids=token_ids.unsqueeze(0), use_cache=False, logits_to_keep=1)
@@ -52,27 +52,31 @@ def eager_logits(model: PreTrainedModel) -> Tensor:
     return logits
 
 
-def _token_ids(vocab_size: int) -> Tensor:
-    return torch.arange(3, 3 + NUM_TOKENS * 7, 7) % vocab_size
+def _token_ids(model: PreTrainedModel) -> Tensor:
+    config = model.config.get_text_config()
+    num_tokens = min(MOST_TOKENS, max_model_len(config))
+    vocab_size: int = config.vocab_size
+    return torch.arange(3, 3 + num_tokens * 7, 7) % vocab_size
 
 
 def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
     """Return the logits of the last token, computed in two chunks over blocks in scattered order."""
-    num_blocks, num_groups = -(-NUM_TOKENS // BLOCK_SIZE), len(model.kv_groups)
+    num_blocks, num_groups = -(-len(token_ids) // BLOCK_SIZE), len(model.kv_groups)
     cache = KVCache(model.kv_shape(BLOCK_SIZE), (num_blocks + 1) * num_groups, model.device)
     request = probe_request(token_ids, range(num_blocks, 0, -1), num_groups)
     logits = torch.empty(0)
-    for start, stop in ((0, FIRST_CHUNK), (FIRST_CHUNK, NUM_TOKENS)):
+    for start, stop in ((0, FIRST_CHUNK), (FIRST_CHUNK, len(token_ids))):
         logits = model.forward(model.build_input(plan_of(request, start, stop), cache))
     return logits[-1]
 
 
 def _check_invariance(model: PagedModel, alone: Tensor) -> None:
     """Raise UnsupportedModel unless logits have the bits of `alone` beside other requests, in other chunks as well."""
-    token_ids, size = _token_ids(model.vocab_size).tolist(), -(-NUM_TOKENS // BLOCK_SIZE)
+    token_ids = _token_ids(model.model).tolist()
+    num_tokens, size = len(token_ids), -(-len(token_ids) // BLOCK_SIZE)
     num_groups = len(model.kv_groups)
     for beside in (0, 1, 9, 60):
-        for cuts in ((NUM_TOKENS,), (7, 8, NUM_TOKENS)):
+        for cuts in ((num_tokens,), (7, 8, num_tokens)):
             cache = KVCache(model.kv_shape(BLOCK_SIZE), (2 * size + beside) * num_groups, model.device)
             request = probe_request(token_ids, range(size, 2 * size), num_groups)
             others = [probe_request(token_ids[:1], [2 * size + index], num_groups) for index in range(beside)]

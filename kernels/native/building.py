@@ -15,13 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-from kernels.native.library import NativeKernels
+from kernels.native.library import NativeKernels, TilesDenied
 from kernels.native.toolchain import COMPILERS, cpu_flags, find_compiler, is_supported
 
 logger = logging.getLogger(__name__)
 
 SOURCES = ("linear.c", "attention.c", "decoder_layer.c")
-HEADERS = ("vectors.h", "tiles.h", "widening.h", "matrix.h", "cache.h", "attention.h")
+HEADERS = ("vectors.h", "tiles.h", "widening.h", "matrix.h", "cache.h", "scores.h", "attention.h")
 # No -ffast-math: what is not finite must stay so.
 WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
@@ -35,7 +35,7 @@ class NativeBuild:
         """`cache_dir` keeps the compiled file; only this user may be able to write there. Without `uses_tiles`, vectors
         do the work also where the processor has matrix tiles (AMX)."""
         self._cache_dir = cache_dir
-        self._flags = FLAGS if uses_tiles else (*FLAGS, *WITHOUT_TILES)
+        self._uses_tiles = uses_tiles
         self._kernels: NativeKernels | None = None
         self._thread = Thread(target=self._build, name="native-build", daemon=True)
         self._thread.start()
@@ -49,9 +49,15 @@ class NativeBuild:
         if not is_supported():
             return
         try:
-            self._kernels = _load(self._cache_dir, self._flags)
+            self._kernels = self._load()
         except (OSError, subprocess.SubprocessError) as error:
             logger.info("no C kernels, torch's own operators are slower: %s", error)
+
+    def _load(self) -> NativeKernels:
+        if self._uses_tiles:
+            with suppress(TilesDenied):
+                return _load(self._cache_dir, FLAGS)
+        return _load(self._cache_dir, (*FLAGS, *WITHOUT_TILES))
 
 
 def _load(cache_dir: Path, flags: Sequence[str]) -> NativeKernels:
@@ -60,11 +66,18 @@ def _load(cache_dir: Path, flags: Sequence[str]) -> NativeKernels:
         raise FileNotFoundError(f"none of the compilers {', '.join(COMPILERS)} is on the path")
     openmp = _loaded_openmp()
     target = cache_dir / f"kernels-{_digest(compiler, flags, openmp)}.so"
-    if target.exists():
-        with suppress(OSError):  # a damaged file is made anew
-            return NativeKernels(ctypes.CDLL(str(target)))
-    _compile(compiler, flags, openmp, target)
-    return NativeKernels(ctypes.CDLL(str(target)))
+    if not target.exists() or (library := _opened(target)) is None:
+        _compile(compiler, flags, openmp, target)
+        library = ctypes.CDLL(str(target))
+    return NativeKernels(library)
+
+
+def _opened(target: Path) -> ctypes.CDLL | None:
+    """Return a compiled file; None for a damaged one, which is made anew."""
+    try:
+        return ctypes.CDLL(str(target))
+    except OSError:
+        return None
 
 
 def _compile(compiler: str, flags: Sequence[str], openmp: Sequence[str], target: Path) -> None:
@@ -93,5 +106,6 @@ def _digest(compiler: str, flags: Sequence[str], openmp: Sequence[str]) -> str:
 
 def _loaded_openmp() -> list[str]:
     """Return torch's own OpenMP library, to link with: a second one would have threads of its own on the same cores."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return sorted({line.split()[-1] for line in lines if "libgomp" in line.rsplit("/", 1)[-1]})
+    fields = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    paths = {of_line[5] for of_line in fields if len(of_line) == 6}
+    return sorted(path for path in paths if "libgomp" in path.rsplit("/", 1)[-1] and Path(path).exists())

@@ -31,6 +31,12 @@ typedef struct {
     float *parts;
 } Room;
 
+/* What the caller's own structures and limits must be. */
+const int64_t pagemill_layout[] = {
+    sizeof(Plan), sizeof(Heads), sizeof(Cache), sizeof(Matrix), sizeof(Layer), sizeof(Step), sizeof(Room),
+    MAX_ROWS,     MAX_DIM,       GROUP,
+};
+
 /* y = x / sqrt(mean(x**2) + epsilon) * weight as row tiles. */
 INLINE void norm_rows(const Norm *norm, const bf16 *x, int64_t num_rows, int64_t width, bf16 *row_tiles) {
 #pragma omp for schedule(static)

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.native.planning import PlanStruct, StepPlan
-from kernels.native.tiles import CacheStruct, MatrixStruct, TiledMatrix, row_tiles_size
+from kernels.native.planning import MAX_HEAD_DIM, MAX_ROWS, PlanStruct, StepPlan
+from kernels.native.tiles import GROUP, CacheStruct, MatrixStruct, TiledMatrix, row_tiles_size
 from kernels.score_rules import ScoreRules
 
 
@@ -77,14 +77,29 @@ class RoomStruct(ctypes.Structure):
     _fields_ = [(name, c_void_p) for name in ("normed", "qkv", "attended", "gated", "parts")]
 
 
+class TilesDenied(OSError):
+    """The processor has matrix tiles, and the system does not let this process use them."""
+
+
+# What the compiled file says of itself: `pagemill_layout` of decoder_layer.c.
+LAYOUT = (
+    *map(ctypes.sizeof, (PlanStruct, HeadsStruct, CacheStruct, MatrixStruct, LayerStruct, StepStruct, RoomStruct)),
+    MAX_ROWS,
+    MAX_HEAD_DIM,
+    GROUP,
+)
+
+
 class NativeKernels:
     """The functions of one compiled file."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Raises AttributeError for a file that lacks one, OSError where the system does not let them run."""
+        """Raises TilesDenied where the system does not let them run."""
+        layout = tuple((c_int64 * len(LAYOUT)).in_dll(library, "pagemill_layout"))
+        assert layout == LAYOUT, f"structures and limits are {LAYOUT} here, and {layout} in C"
         library.pagemill_prepare.restype = c_int
         if not library.pagemill_prepare():
-            raise OSError("the system does not let this process use the processor's matrix tiles")
+            raise TilesDenied("the system does not let this process use the processor's matrix tiles")
         self.name = Path(library._name).name  # has a digest of what it was made from
         self._linear = library.pagemill_linear
         self._linear.argtypes = [c_void_p, POINTER(MatrixStruct), c_void_p, c_void_p, c_int64, c_int64]
@@ -114,7 +129,8 @@ class NativeKernels:
     def linear(self, x: Tensor, matrix: TiledMatrix, struct: MatrixStruct, dtype: torch.dtype) -> Tensor:
         """Return x times a matrix, [..., num_columns], in bfloat16 or float32, from x: [..., depth]. `struct` is the
         matrix's."""
-        x = x.contiguous()
+        assert x.shape[-1] == matrix.depth, "the rows are as wide as the matrix is deep"
+        x = x.to(torch.bfloat16).contiguous()
         num_rows = x.numel() // matrix.depth
         output = torch.empty(*x.shape[:-1], matrix.num_columns, dtype=dtype)
         room = torch.empty(row_tiles_size(num_rows, matrix.depth), dtype=torch.bfloat16)
@@ -124,6 +140,8 @@ class NativeKernels:
 
     def store(self, key: Tensor, value: Tensor, cache: CacheStruct, slot_mapping: Tensor) -> None:
         """Put K and V, [num_tokens, num_kv_heads, head_dim], into their slots, [num_tokens], int64."""
+        assert key.shape == value.shape, "K and V are as wide as each other"
+        key, value = (x.to(torch.bfloat16) for x in (key, value))
         key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (key, value))
         strides = [(c_int64 * 2)(*x.stride()[:2]) for x in (key, value)]
         pointers = (slot_mapping.data_ptr(), key.data_ptr(), value.data_ptr())
@@ -132,6 +150,8 @@ class NativeKernels:
     def attention(self, query: Tensor, cache: CacheStruct, plan: StepPlan, heads: AttentionHeads) -> Tensor:
         """Return the attention of all queries, [num_tokens, num_heads, head_dim], as is their own shape."""
         num_heads, head_dim = query.shape[1:]
+        assert query.shape[0] == plan.num_tokens, "the queries are the plan's"
+        query = query.to(torch.bfloat16)
         if query.stride()[1:] != (head_dim, 1):  # only rows may be apart
             query = query.contiguous()
         output = torch.empty(plan.num_tokens, num_heads, head_dim, dtype=torch.bfloat16)

@@ -15,7 +15,8 @@ from kernels.shared_prefix import find_prefix_groups
 MAX_ROWS = 128  # query rows, of all heads of a KV head, that a task may have
 MAX_HEAD_DIM = 256
 DIM_MULTIPLE = 32
-SPLIT_KEYS = 1024  # a task's keys at most, so that one long sequence has work for all threads
+FEW_QUERIES = 8  # of a sequence: more are a chunk, which is work for all threads as it is
+SPLIT_KEYS = 1024  # the keys of a task of few queries at most, so that one long sequence has work for all threads
 INVARIANT_SPLIT_KEYS = 256  # where the cuts must not depend on what is shared: shared runs are whole splits then
 _COUNTS = ("num_tokens", "num_tasks", "num_members", "block_size")
 _TABLES = (
@@ -76,10 +77,13 @@ class _Tables:
     first_keys: list[int] = field(default_factory=list)
     stop_keys: list[int] = field(default_factory=list)
 
-    def add(self, queries: Sequence[_Query], block_ids: Sequence[int], first_key: int, stop_key: int) -> None:
-        """Add tasks over keys [first_key, stop_key) of a sequence's blocks, cut at multiples of `split`."""
-        for cut in range(first_key // self.split * self.split, stop_key, self.split):
-            first, stop = max(first_key, cut), min(stop_key, cut + self.split)
+    def add(
+        self, queries: Sequence[_Query], block_ids: Sequence[int], first_key: int, stop_key: int, *, is_cut: bool = True
+    ) -> None:
+        """Add tasks over keys [first_key, stop_key) of a sequence's blocks, cut at multiples of `split`, or not."""
+        split = self.split if is_cut else stop_key
+        for cut in range(first_key // split * split, stop_key, split):
+            first, stop = max(first_key, cut), min(stop_key, cut + split)
             first_block = first // self.block_size
             start = first_block * self.block_size
             looking = [query for query in queries if query.first_key < stop and query.stop_key > first]
@@ -113,9 +117,11 @@ def plan_step(batch: PagedBatch, queries_per_kv_head: int, window: int | None, *
         for index in members:
             behind[index] = stop
     for own, sequence, start in zip(queries, batch.sequences, behind, strict=True):
+        whole = len(own) > FEW_QUERIES and not is_invariant
         for first in range(0, len(own), most):
             looking = own[first : first + most]
-            tables.add(looking, sequence.block_ids, max(start, looking[0].first_key), looking[-1].stop_key)
+            begin, stop = max(start, looking[0].first_key), looking[-1].stop_key
+            tables.add(looking, sequence.block_ids, begin, stop, is_cut=not whole)
     return _packed(tables, [query.stop_key - 1 for own in queries for query in own])
 
 

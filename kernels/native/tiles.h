@@ -40,6 +40,7 @@ INLINE void begin_tiles(void) {
     }
     MEMORY_OF_TILES(&config);
     _tile_loadconfig(&config);
+    MEMORY_OF_TILES(&config);
 }
 
 INLINE void end_tiles(void) {

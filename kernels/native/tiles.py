@@ -15,7 +15,7 @@ INT8_MOST = 127
 TINY = torch.finfo(torch.float32).tiny  # instead of a scale of 0
 TILE_ROWS = 16
 TILE_DEPTH = 32
-KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}  # of a cache's elements: `Kind` of cache.h
+KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}  # of a cache's elements: `Kind` of widening.h
 GROUP = 16  # slots of the KV cache that lie together; a block is one or more groups
 
 
@@ -80,7 +80,7 @@ def _column_tiles(weight: Tensor) -> Tensor:
 
 
 def _plain(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.detach().contiguous()
+    return None if bias is None else bias.detach().to(torch.bfloat16).contiguous()
 
 
 def _interleaved(by_column: Tensor | None) -> Tensor | None:

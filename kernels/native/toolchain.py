@@ -1,9 +1,13 @@
 """What the C kernels need of a machine: a processor with the instructions, and a compiler. Imports no torch."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
-COMPILERS = ("gcc", "cc")  # others bring an OpenMP library of their own, whose threads would want the same cores
+COMPILERS = ("gcc", "cc")
+# Others bring an OpenMP library of their own, whose threads would want the same cores.
+MAKER = "Free Software Foundation"
+VERSION_SECONDS = 10.0
 INSTRUCTIONS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -23,5 +27,14 @@ def is_supported() -> bool:
 
 
 def find_compiler() -> str | None:
-    """Return the path of a C compiler."""
-    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    """Return the path of a GNU C compiler."""
+    found = (path for name in COMPILERS if (path := shutil.which(name)))
+    return next((path for path in found if _is_gnu(path)), None)
+
+
+def _is_gnu(compiler: str) -> bool:
+    try:
+        told = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return MAKER in told.stdout

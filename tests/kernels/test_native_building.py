@@ -41,7 +41,7 @@ def test_with_and_without_tiles_are_different_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compiler", ["missing", "broken"])
 def test_without_a_compiler_there_are_none(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if compiler == "broken":
-        (tmp_path / "cc").write_text('#!/bin/sh\necho cc 1.0\ntest "$1" = --version\n')
+        (tmp_path / "cc").write_text('#!/bin/sh\necho Free Software Foundation\ntest "$1" = --version\n')
         (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(building, "is_supported", lambda: True)
