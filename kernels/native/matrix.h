@@ -8,8 +8,8 @@
 
 int omp_get_num_threads(void); /* a compiler may have OpenMP without its header */
 
-#define ROW_BLOCK 8  /* row tiles that a unit of work has at most: they stay in the processor's cache */
-#define PAIR_BLOCK 8 /* pairs of column tiles, too */
+#define ROWS_BYTES (512 << 10) /* of rows that a unit of work has: they stay in a core's cache */
+#define PAIR_BLOCK 8           /* pairs of column tiles that it has at most */
 #define UNITS_A_THREAD 4
 
 /* y = x tiles + bias, padded with zeros to whole tiles. Elements of int8 are to be multiplied with their column's scale.
@@ -97,7 +97,9 @@ INLINE void multiply_pair(const Matrix *m, const enum Finish finish, const bf16 
 INLINE void multiply_matrix(const Matrix *m, const enum Finish finish, const bf16 *rows, int64_t num_rows, void *y,
                             int64_t width) {
     const int64_t num_pairs = tiles_of(m->num_columns, 2 * TILE_ROWS);
-    const int64_t row_block = ROW_BLOCK * TILE_ROWS, row_blocks = tiles_of(num_rows, row_block);
+    const int64_t tile_bytes = tiles_of(m->depth, TILE_DEPTH) * TILE_SIZE * (int64_t)sizeof(bf16);
+    const int64_t row_pairs = ROWS_BYTES / (2 * tile_bytes), row_block = (row_pairs ? row_pairs : 1) * 2 * TILE_ROWS;
+    const int64_t row_blocks = tiles_of(num_rows, row_block);
     int64_t pair_block = num_pairs / (omp_get_num_threads() * UNITS_A_THREAD);
     pair_block = pair_block < 1 ? 1 : pair_block > PAIR_BLOCK ? PAIR_BLOCK : pair_block;
     const int64_t num_units = tiles_of(num_pairs, pair_block) * row_blocks;

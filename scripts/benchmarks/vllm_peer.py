@@ -5,9 +5,10 @@ given and writes the fields of `scripts.benchmarks.systems.RunResult` to the sec
 """
 
 import json
-import resource
+import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,20 @@ def serve(engine: LLM, requests: list[dict[str, Any]]) -> list[list[int]]:
 
 
 def peak_rss_bytes() -> int:
-    """Return the peak of the process that holds the model: the engine's own one, a child, or this."""
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(kind).ru_maxrss for kind in kinds) * 1024
+    """Return the peak of the largest of this process and those that it began: the one that holds the model."""
+    return max(_peak_bytes(process) for process in _descendants(os.getpid()))
+
+
+def _descendants(process: int) -> Iterator[int]:
+    yield process
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            yield from _descendants(int(child))
+
+
+def _peak_bytes(process: int) -> int:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
 if __name__ == "__main__":
