@@ -122,11 +122,13 @@ class KVCacheManager:
         if not self._caching:
             return
         num_full = num_tokens // self._block_size
+        if num_full <= request.num_cached_blocks:
+            return
         self._hits.extend_hashes(request, num_full)
         for index in range(request.num_cached_blocks, num_full):
             for table, name in zip(request.block_tables, self._hits.names(request, index), strict=True):
                 self.pool.cache(table.block_ids[index], name)
-        request.num_cached_blocks = max(request.num_cached_blocks, num_full)
+        request.num_cached_blocks = num_full
 
     def release(self, request: Request) -> None:
         """Give all blocks back; their content stays reusable until it is overwritten."""

@@ -67,7 +67,7 @@ class EngineLedger:
         for share, part_ns in zip(plan.scheduled, divide(spent_ns, plan.scheduled), strict=True):
             figures = share.request.figures
             figures.engine_ns += part_ns
-            rejected = share.num_rejected_tokens
+            rejected = share.num_rejected_tokens if share.draft else 0
             self._drafted_tokens += len(share.draft)
             reached = share.num_computed_tokens + share.num_scheduled_tokens - rejected
             if rejected or share.num_computed_tokens < figures.reached_tokens:

@@ -9,7 +9,7 @@ from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
 from engine.forking import is_aside, stands_aside
-from engine.request import FinishReason, Request, RequestError, RequestState
+from engine.request import FinishReason, ForkGroup, Request, RequestError, RequestState
 from engine.step_plan import NO_DRAFTS, Drafts, Sampled, ScheduledRequest, SchedulerOutput, StepLimits
 from engine.stopping import finish_reason
 
@@ -186,10 +186,9 @@ class Scheduler:
         self._waiting.appendleft(request)
         self._num_waiting += 1
 
-    def _fork(self, request: Request) -> None:
+    def _fork(self, request: Request, group: ForkGroup) -> None:
         """Let those of a request's group that wait for the prompt run on its blocks, once it has all of that."""
-        group = request.group
-        if group is None or not group.aside or not request.has_prompt:
+        if not group.aside or not request.has_prompt:
             return
         for other in group.aside:
             self.cache.fork(request, other)
@@ -213,10 +212,10 @@ class Scheduler:
         finished, doubtful = [], []
         failed_blocks: set[int] = set()
         for share in plan.scheduled:
-            request = share.request
-            request.num_computed_tokens += share.num_known_tokens
-            request.figures.computed_tokens += share.num_scheduled_tokens
-            request.figures.drafted_tokens += len(share.draft)
+            request, figures, num_drafted = share.request, share.request.figures, len(share.draft)
+            request.num_computed_tokens += share.num_scheduled_tokens - num_drafted
+            figures.computed_tokens += share.num_scheduled_tokens
+            figures.drafted_tokens += num_drafted
             result = results.get(request.request_id)
             if isinstance(result, RequestError):
                 request.may_draft = request.may_draft and not share.draft
@@ -228,7 +227,8 @@ class Scheduler:
                 else:
                     doubtful.append(request)
                 continue
-            self._fork(request)
+            if request.group is not None:
+                self._fork(request, request.group)
             assert (result is not None) == share.samples, "tokens for each share that samples, and no other"
             if result is not None and self._take_in(share, result, now):
                 finished.append(request)
@@ -250,11 +250,12 @@ class Scheduler:
             if end is not None:
                 break
         num_accepted = request.num_tokens - num_known - 1
-        figures.accepted_tokens += num_accepted
-        request.num_computed_tokens += num_accepted
         if num_accepted:
+            figures.accepted_tokens += num_accepted
+            request.num_computed_tokens += num_accepted
             self.cache.cache_blocks(request, request.num_computed_tokens)
-        del request.logprobs[request.num_output_tokens :]  # of tokens behind the end
+        if request.logprobs:
+            del request.logprobs[request.num_output_tokens :]  # of tokens behind the end
         if isinstance(end, RequestError):
             self.fail(request, end)
         elif end is not None:

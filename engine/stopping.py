@@ -10,15 +10,16 @@ def finish_reason(request: Request, max_model_len: int, detokenize: Detokenizer)
 
     A stop token ends the output but is kept in the token ids. Before `min_tokens` only the length can end it.
     """
-    params = request.params
+    params, num_tokens = request.params, len(request.token_ids)
+    num_output_tokens = num_tokens - request.num_prompt_tokens
     stop_at = _stop_position(request, detokenize) if params.stop else None
-    if request.num_output_tokens >= params.min_tokens:
+    if num_output_tokens >= params.min_tokens:
         if request.token_ids[-1] in request.stop_ids:
             return FinishReason.STOP
         if stop_at is not None:
             request.stop_at = stop_at
             return FinishReason.STOP_STRING
-    if request.num_output_tokens >= params.max_tokens or request.num_tokens >= max_model_len:
+    if num_output_tokens >= params.max_tokens or num_tokens >= max_model_len:
         return FinishReason.LENGTH
     return None
 
