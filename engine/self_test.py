@@ -55,8 +55,8 @@ def eager_logits(model: PreTrainedModel) -> Tensor:
 def _token_ids(model: PreTrainedModel) -> Tensor:
     config = model.config.get_text_config()
     num_tokens = min(MOST_TOKENS, max_model_len(config))
-    vocab_size: int = config.vocab_size
-    return torch.arange(3, 3 + num_tokens * 7, 7) % vocab_size
+    num_ids: int = config.vocab_size - 1  # the last one is often none that a tokenizer gives
+    return torch.arange(3, 3 + num_tokens * 7, 7) % num_ids
 
 
 def _paged_logits(model: PagedModel, token_ids: list[int]) -> Tensor:
