@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from engine.fused import RMSNorm
 from engine.paged_model import ModelInput
-from kernels import ops
-from kernels.native.attending import NativePlan
 from kernels.score_rules import ScoreRules
 
 Embeddings = tuple[Tensor, Tensor]  # cos and sin, each [1, num_tokens, head_dim]
@@ -70,14 +68,7 @@ class FusedLayer(nn.Module):
         plain, value = heads[:, :num_rotated], heads[:, num_rotated:]
         rotated = torch.addcmul(plain * cos, plain.roll(self._head_dim // 2, dims=-1), sin)
         query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
-        slots = model_input.slot_mapping(self.layer_index)
-        plan = model_input.attention.plan_for(self.layer_index, self._rules, self._num_heads, self._num_kv_heads)
-        if isinstance(plan, NativePlan):
-            tiles = model_input.cache.tiles_of(self.layer_index)
-            return plan.store_and_attend(query, key, value, tiles, slots, self._rules)
-        (key_cache, value_cache), scales = model_input.cache.layer(self.layer_index)
-        ops.store_kv(key, value, key_cache, value_cache, slots, scales)
-        return ops.paged_attention(query, key_cache, value_cache, plan, self._rules, scales)
+        return model_input.store_and_attend(self.layer_index, query, key, value, self._rules)
 
     def _gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from engine.attention_layers import UnsupportedModel
 from engine.row_tiles import SIZES, RowTiles, agreeing_sizes
+from kernels.kv_scales import quantise
 from kernels.native.library import NativeKernels
 from kernels.native.tiles import TiledMatrix
 
@@ -63,9 +64,7 @@ class Int8Linear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         with torch.no_grad():
-            exact = weight.detach().float()
-            self._scales = (exact.abs().amax(dim=1) / INT8_MOST).clamp_(min=TINY)
-            numbers = (exact / self._scales[:, None]).round_().to(torch.int8)
+            numbers, self._scales = quantise(weight.detach(), torch.int8, torch.float32)
             self._packed = torch.ops.onednn.qlinear_prepack(numbers, None)  # its shape is the transposed one
             # Scales are applied outside of the product, which would do so in an order that depends on its rows.
             self._ones = torch.ones(weight.shape[0])

@@ -53,6 +53,17 @@ class ModelInput:
         """Return the destination slots of a layer's K and V, [T]."""
         return self.slot_mappings[self.cache.groups[layer]]
 
+    def store_and_attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: ScoreRules) -> Tensor:
+        """Put a layer's K and V, [T, num_kv_heads, head_dim], into their slots and return the queries' attention,
+        shaped as they are: [T, num_heads, head_dim]."""
+        slots = self.slot_mapping(layer)
+        plan = self.attention.plan_for(layer, rules, query.shape[1], key.shape[1])
+        if isinstance(plan, NativePlan):
+            return plan.store_and_attend(query, key, value, self.cache.tiles_of(layer), slots, rules)
+        (key_cache, value_cache), scales = self.cache.layer(layer)
+        ops.store_kv(key, value, key_cache, value_cache, slots, scales)
+        return ops.paged_attention(query, key_cache, value_cache, plan, rules, scales)
+
 
 class StepAttention:
     """The plans of one step's attention, one a KV group, window and shape of heads, made when a layer first asks."""
@@ -101,21 +112,13 @@ def paged_attention_forward(
     Raises UnsupportedModel for an option that changes the result and is not implemented.
     """
     refuse_other_attention(module, attention_mask, options)
-    (num_heads, _, head_dim), (num_kv_heads, _, value_dim) = query.shape[1:], value.shape[1:]
+    head_dim, value_dim = query.shape[3], value.shape[3]
     if value_dim < head_dim:  # latent attention, expanded: the cache has one width
         value = functional.pad(value, (0, head_dim - value_dim))
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = head_dim**-0.5 if scaling is None else scaling
     rules = ScoreRules(scale, sliding_window, softcap, s_aux, slopes)
-    slots = model_input.slot_mapping(module.layer_idx)
-    plan = model_input.attention.plan_for(module.layer_idx, rules, num_heads, num_kv_heads)
-    if isinstance(plan, NativePlan):
-        tiles = model_input.cache.tiles_of(module.layer_idx)
-        output = plan.store_and_attend(query, key, value, tiles, slots, rules)
-    else:
-        (key_cache, value_cache), scales = model_input.cache.layer(module.layer_idx)
-        ops.store_kv(key, value, key_cache, value_cache, slots, scales)
-        output = ops.paged_attention(query, key_cache, value_cache, plan, rules, scales)
+    output = model_input.store_and_attend(module.layer_idx, query, key, value, rules)
     return output.unsqueeze(0)[..., :value_dim], None
 
 

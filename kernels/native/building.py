@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 SOURCES = ("linear.c", "attention.c", "decoder_layer.c")
 HEADERS = ("vectors.h", "tiles.h", "widening.h", "matrix.h", "cache.h", "scores.h", "attention.h")
 # No -ffast-math: what is not finite must stay so.
-WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
+WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
 COMPILE_SECONDS = 120.0  # a compiler that takes longer is given up
 
 

@@ -14,7 +14,7 @@ from kernels.score_rules import ScoreRules
 
 
 class HeadsStruct(ctypes.Structure):
-    """`Heads` of attention.h."""
+    """`Heads` of scores.h."""
 
     _fields_ = [
         ("num_heads", c_int64),

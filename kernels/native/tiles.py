@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.kv_scales import KVScales
+from kernels.kv_scales import KVScales, quantise
 
-INT8_MOST = 127
-TINY = torch.finfo(torch.float32).tiny  # instead of a scale of 0
 TILE_ROWS = 16
 TILE_DEPTH = 32
 KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}  # of a cache's elements: `Kind` of widening.h
@@ -55,9 +53,7 @@ class TiledMatrix:
     @classmethod
     def int8(cls, weight: Tensor, bias: Tensor | None) -> "TiledMatrix":
         """The same with the weights rounded to int8, one scale a column."""
-        exact = weight.detach().float()
-        scales = (exact.abs().amax(dim=1) / INT8_MOST).clamp_(min=TINY)
-        numbers = (exact / scales[:, None]).round_().to(torch.int8)
+        numbers, scales = quantise(weight.detach(), torch.int8, torch.float32)
         return cls(_column_tiles(numbers), scales, _plain(bias), *weight.shape)
 
     def interleaved(self) -> "TiledMatrix":
