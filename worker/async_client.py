@@ -132,7 +132,7 @@ class AsyncClient:
         )
         async with aclosing(pieces):
             async for piece in pieces:
-                if piece.index == 0:
+                if piece.index == 0 and piece.text:
                     yield piece.text
 
     async def stream_outputs(

@@ -79,13 +79,15 @@ def follow(
     pieces = follow_outputs(
         connection, job_id, timeout_seconds=timeout_seconds, appears_within_seconds=appears_within_seconds
     )
-    return (piece.text for piece in pieces if piece.index == 0)
+    return (piece.text for piece in pieces if piece.index == 0 and piece.text)
 
 
 def follow_outputs(
     connection: redis.Redis, job_id: str, *, timeout_seconds: float | None = None, appears_within_seconds: float = 0.0
 ) -> Iterator[OutputPiece]:
     """Yield what a job's outputs grow by; all of each, each character once, has come when the iteration ends.
+
+    The piece with which an output ends has its `finish_reason`, and comes when that output ends, not when all have.
 
     A job of the outbox may be unknown to Redis at first: for `appears_within_seconds` it is waited for.
     Raises JobNotDone where the job ends otherwise than done, after what had come of it, and TryLater when it has not

@@ -12,7 +12,7 @@ from worker.records import JobState
 
 
 def done(text: str) -> JobEnd:
-    return JobEnd("j", JobState.DONE, value={"text": text})
+    return JobEnd("j", JobState.DONE, value={"text": text, "finish_reason": "stop"})
 
 
 @settings(max_examples=60)
@@ -26,7 +26,12 @@ def test_any_pieces_and_the_end_give_the_output(text: str, places: list[tuple[in
     came = [found for piece in pieces for found in output.take(piece)]
     came.extend(output.finish(done(text)))
     assert "".join(piece.text for piece in came) == text
-    assert all(piece.text for piece in came)
+    assert [(bool(piece.text), piece.finish_reason) for piece in came if piece.finish_reason] in (
+        [(True, "stop")],
+        [(False, "stop")],
+    )
+    assert came[-1].finish_reason == "stop"
+    assert all(piece.text for piece in came[:-1])
 
 
 def test_outputs_are_put_together_apart() -> None:
@@ -40,6 +45,23 @@ def test_outputs_are_put_together_apart() -> None:
     choices = [{"text": "abc"}, {"text": "xyz"}, {"text": "late"}]
     end = JobEnd("j", JobState.DONE, value={"text": "abc", "choices": choices})
     assert list(outputs.finish(end)) == [OutputPiece(0, "c"), OutputPiece(1, "yz"), OutputPiece(2, "late")]
+
+
+def test_an_output_ends_once() -> None:
+    outputs = OutputTexts("j")
+    ending = TokenDelta("ab", position=0, finish_reason="length")
+    assert list(outputs.take(ending)) == [OutputPiece(0, "ab", "length")]
+    again = [ending, TokenDelta("a", position=0), TokenDelta("b", position=1)]  # the job began again
+    assert [list(outputs.take(delta)) for delta in again] == [[], [], []]
+    with pytest.raises(TryLater, match="began again"):
+        list(outputs.take(TokenDelta("c", position=2)))
+    with pytest.raises(TryLater, match="began again"):
+        list(outputs.finish(JobEnd("j", JobState.DONE, value={"text": "ab", "finish_reason": "stop"})))
+    whole = {
+        "text": "ab",
+        "choices": [{"text": "ab", "finish_reason": "length"}, {"text": "", "finish_reason": "stop"}],
+    }
+    assert list(outputs.finish(JobEnd("j", JobState.DONE, value=whole))) == [OutputPiece(1, "", "stop")]
 
 
 def test_pieces_without_places_follow_each_other() -> None:

@@ -11,7 +11,7 @@ import redis
 
 from scripts.fault_table.proxy import Proxy
 from tests.worker.fakes import ENDLESS, ScriptedRunner, answer, make_flow, running
-from tests.worker.test_choices import ForkedRunner, published_outputs
+from tests.worker.test_choices import ForkedRunner, published_ends, published_outputs
 from worker.async_client import AsyncClient
 from worker.client import Client, JobNotDone, OutputPiece, enqueue, follow, prepare, submit
 from worker.errors import ConfigurationError, ServiceUnavailable, TryLater
@@ -60,12 +60,25 @@ def test_outputs_are_streamed_apart(connection: redis.Redis, sqlite_store: JobSt
     assert order != sorted(order), "one after the other is not as they come"
 
 
+def test_an_output_ends_before_the_others(connection: redis.Redis, sqlite_store: JobStore, url: str) -> None:
+    runner = ForkedRunner(ends_at=(1, 5), pauses_until=lambda: published_ends(connection) == [{1: "stop"}])
+    with running(make_flow(connection, sqlite_store, runner)), Client(url) as client:
+        pieces = list(client.stream_outputs(client.submit(ENDLESS, n=3, max_tokens=60)))
+    assert "".join(piece.text for piece in pieces if piece.index == 1) == "1" * 5
+    assert [(piece.index, piece.finish_reason) for piece in pieces if piece.finish_reason] == [
+        (1, "stop"),
+        (0, "length"),
+        (2, "length"),
+    ]
+
+
 def test_outputs_of_which_the_best_are_kept_come_at_the_end(
     connection: redis.Redis, sqlite_store: JobStore, url: str
 ) -> None:
     with running(make_flow(connection, sqlite_store, ForkedRunner(step_seconds=0.002))), Client(url) as client:
         pieces = list(client.stream_outputs(client.submit(ENDLESS, n=2, best_of=4, max_tokens=30)))
-    assert pieces == [OutputPiece(0, "1" * 30), OutputPiece(1, "3" * 30)]
+    assert pieces[:2] == [OutputPiece(0, "1" * 30), OutputPiece(1, "3" * 30)]
+    assert pieces[2:] == [OutputPiece(0, "", "length"), OutputPiece(1, "", "length")]
 
 
 def test_an_echoed_prompt_is_streamed_before_the_output(

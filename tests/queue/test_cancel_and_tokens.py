@@ -91,8 +91,14 @@ def test_tokens_are_read_in_their_order(queue_connection: redis.Redis, worker_qu
 
 def test_tokens_of_several_outputs(worker_queue: JobQueue) -> None:
     deltas = [TokenDelta("a", position=0), TokenDelta("x", position=3, index=1), TokenDelta("", final=True, index=15)]
+    deltas.append(TokenDelta("", position=1, finish_reason="stop_string"))
     worker_queue.publish_tokens({"a": deltas})
     assert [event.delta for event in worker_queue.read_tokens("a")] == deltas
+
+
+def test_an_end_that_no_output_has_is_none(queue_connection: redis.Redis, worker_queue: JobQueue) -> None:
+    queue_connection.xadd("pagemill:tokens:a", {"text": "forged", "finish_reason": "cancelled"})
+    assert [event.delta for event in worker_queue.read_tokens("a")] == [TokenDelta("forged")]
 
 
 @pytest.mark.parametrize("index", ["16", "-1", "1" * 20, "x", ""])

@@ -13,7 +13,7 @@ from rq.job import Job
 
 from tests.serving.conftest import Serve
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
-from tests.worker.test_choices import ForkedRunner, published_outputs
+from tests.worker.test_choices import ForkedRunner, published_ends, published_outputs
 from worker.jobs import PromptJob
 from worker.queue.policy import QueuePolicy, TenantLimit
 from worker.records import JobState
@@ -133,6 +133,25 @@ def test_several_outputs_are_streamed(connection: redis.Redis, sqlite_store: Job
         for piece in text:
             texts[piece.choices[0].index] += piece.choices[0].text
     assert texts == {0: "0" * 30, 1: "1" * 30}
+
+
+def test_each_output_ends_when_it_does(connection: redis.Redis, sqlite_store: JobStore, serving: Serve) -> None:
+    runner = ForkedRunner(ends_at=(1, 5), pauses_until=lambda: published_ends(connection) == [{1: "stop"}])
+    with scripted(connection, sqlite_store, runner), serving() as served:
+        wait_for_worker(sqlite_store)
+        chunks = served.client().chat.completions.create(
+            model="scripted", messages=[{"role": "user", "content": ENDLESS}], n=3, max_tokens=60, stream=True
+        )
+        choices = [chunk.choices[0] for chunk in chunks]
+    ends = {choice.index: place for place, choice in enumerate(choices) if choice.finish_reason}
+    assert [(index, choices[place].finish_reason) for index, place in ends.items()] == [
+        (1, "stop"),
+        (0, "length"),
+        (2, "length"),
+    ]
+    assert all(choice.index != 1 for choice in choices[ends[1] + 1 :])
+    texts = ["".join(one.delta.content or "" for one in choices if one.index == index) for index in range(3)]
+    assert texts == ["0" * 60, "1" * 5, "2" * 60]
 
 
 BAD: list[tuple[dict[str, Any], str | None, str]] = [

@@ -15,7 +15,7 @@ from tests.worker.test_ledger import balance_of
 from worker.client import JobEnd, ends, follow, submit
 from worker.errors import InvalidJob
 from worker.jobs import parse_job
-from worker.queue.access import CancelOutcome, QueueAccess
+from worker.queue.access import CancelOutcome, QueueAccess, TokenDelta
 from worker.records import JobState
 from worker.sql.lookups import JobDetail
 from worker.sql.store import JobStore
@@ -30,6 +30,7 @@ class ForkedRunner(ScriptedRunner):
     """Answers each output of a prompt otherwise: with its index in the place of every letter."""
 
     fails_at: tuple[int, int] | None = None  # (output, position)
+    ends_at: tuple[int, int] | None = None  # (output, position)
     pauses_until: Callable[[], bool] | None = None  # after some steps
     prompt_tokens: int = 0  # computed for prompts
     seeds: set[int] = field(default_factory=set)
@@ -55,6 +56,8 @@ class ForkedRunner(ScriptedRunner):
             if (index, position) == self.fails_at:
                 tokens[request.request_id] = RequestError("numerical_error", "not finite")
                 continue
+            if (index, position) == self.ends_at:
+                tokens[request.request_id] = (EOS,)
             if tokens[request.request_id] != (EOS,):
                 tokens[request.request_id] = (ord(f"{index:x}"),)
             if request.params.logprobs is not None:
@@ -64,9 +67,19 @@ class ForkedRunner(ScriptedRunner):
 
 def published_outputs(connection: redis.Redis) -> list[set[int]]:
     """Return, for each job that has a stream, of which outputs something is in it."""
+    return [{delta.index for delta in deltas} for deltas in published(connection)]
+
+
+def published_ends(connection: redis.Redis) -> list[dict[int, str]]:
+    """Return, for each job that has a stream, which outputs have ended, and why."""
+    return [{one.index: one.finish_reason for one in deltas if one.finish_reason} for deltas in published(connection)]
+
+
+def published(connection: redis.Redis) -> list[list[TokenDelta]]:
+    """Return what is in each job's stream."""
     job_ids = [key.decode().removeprefix("pagemill:tokens:") for key in connection.scan_iter("pagemill:tokens:*")]
     access = QueueAccess(connection)
-    return [{event.delta.index for event in access.read_tokens(job_id)} for job_id in job_ids]
+    return [[event.delta for event in access.read_tokens(job_id)] for job_id in job_ids]
 
 
 def ended(connection: redis.Redis, store: JobStore, runner: ScriptedRunner, **job: Any) -> tuple[JobEnd, JobDetail]:

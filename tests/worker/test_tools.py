@@ -223,7 +223,6 @@ def test_stream_is_the_content_and_never_a_call(pieces: list[str], sizes: list[i
         sent += stream.take(text[place : place + size])
         place += size
     calling = read_output(text, {"f"})
-    value = {"text": text} | (calling_fields(text, "j") if calling else {})
-    content, calls = stream.rest(value)
+    content, calls = stream.rest("tool_calls" if calling else "stop", "j", 0)
     assert sent + content == (text if calling is None else calling.content)
     assert len(calls) == (len(calling.calls) if calling else 0)

@@ -101,7 +101,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 class Chunks:
-    """The chunk objects of one streamed response, in their order: `opening`, any number of `text`, for each output its
+    """The chunk objects of one streamed response, in their order: `opening`, for each output any number of `text`, its
     `calls` and `closing`, then `usage`. `index` is an output's."""
 
     def __init__(self, head: ResponseHead, *, include_usage: bool) -> None:

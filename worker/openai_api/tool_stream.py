@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from worker.tool_calls import LLAMA_MARK, OPENING
+from worker.tool_calls import LLAMA_MARK, OPENING, TOOL_CALLS_REASON, calling_fields
 
 BARE_CALL = "{"  # how an output begins that may be nothing but a call
 
@@ -26,11 +26,11 @@ class ToolStream:
             head = self._text[: len(self._text) - _num_begun(self._text, OPENING)]
         return self._send(head.rstrip())  # white space before a call is not part of the content
 
-    def rest(self, value: Mapping[str, Any]) -> tuple[str, Sequence[Mapping[str, Any]]]:
-        """Return the content that is left, and the calls, of the job's result."""
-        calls: Sequence[Mapping[str, Any]] = value.get("tool_calls") or ()
-        content = (value.get("content") if calls else value["text"]) or ""
-        return self._send(content), calls
+    def rest(self, finish_reason: str, job_id: str, index: int) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        """Return the content that is left of the job's output of that index, all of which was taken, and its calls."""
+        fields = calling_fields(self._text, job_id, index) if finish_reason == TOOL_CALLS_REASON else {}
+        calls: Sequence[Mapping[str, Any]] = fields.get("tool_calls", ())
+        return self._send((fields["content"] if calls else self._text) or ""), calls
 
     def _send(self, content: str) -> str:
         fresh = content[self._num_sent :]

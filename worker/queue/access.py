@@ -22,6 +22,7 @@ TOKEN_STREAM_LENGTH = 10_000  # about so many deltas are kept per job
 TOKEN_STREAM_SECONDS = 600  # after the last delta
 MAX_BLOCK_MS = 4_000  # below the socket's time-out
 MAX_DIGITS = 12  # of a place in an output
+WHOLE_REASONS = frozenset({"stop", "stop_string", "length", "tool_calls"})  # how outputs of a job that is done ended
 
 CANCELLING_KEY = "pagemill:cancelling"
 WATCHED_KEY = "pagemill:watched"
@@ -61,12 +62,14 @@ class QueueCounts:
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
     """A piece of a job's output as it was generated, and how many characters come before it (None: it does not say).
-    `final` marks the last one of an attempt that ended its job, of whichever output."""
+    `final` marks the last one of an attempt that ended its job, of whichever output. `finish_reason`, one of
+    `WHOLE_REASONS`, says that its output has ended with it, while others of the job go on."""
 
     text: str
     final: bool = False
     position: int | None = None
     index: int = 0  # of the output, among those of the job
+    finish_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,7 @@ def tokens_key(job_id: str) -> str:
 def _fields(delta: TokenDelta) -> dict[Any, Any]:
     fields: dict[Any, Any] = {"text": delta.text} | ({"final": "1"} if delta.final else {})
     fields |= {} if delta.position is None else {"position": delta.position}
+    fields |= {} if delta.finish_reason is None else {"finish_reason": delta.finish_reason}
     return fields | ({"index": delta.index} if delta.index else {})
 
 
@@ -188,7 +192,8 @@ def read_delta(fields: Mapping[bytes, bytes]) -> TokenDelta:
     is_final = b"final" in fields
     if index is None or index >= MAX_OUTPUTS:
         return TokenDelta("", is_final)
-    return TokenDelta(text, is_final, position, index)
+    reason = fields.get(b"finish_reason", b"").decode("utf-8", "replace")
+    return TokenDelta(text, is_final, position, index, reason if reason in WHOLE_REASONS else None)
 
 
 def _number(digits: bytes) -> int | None:

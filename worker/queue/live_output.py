@@ -21,10 +21,11 @@ EVENTS_AT_ONCE = 1_000  # of each stream
 
 @dataclass(frozen=True, slots=True)
 class OutputPiece:
-    """What one of a job's outputs has grown by."""
+    """What one of a job's outputs has grown by. The last piece of each has its `finish_reason`, and perhaps no text."""
 
     index: int  # of the output, from 0
     text: str
+    finish_reason: str | None = None
 
 
 class OutputTexts:
@@ -33,33 +34,37 @@ class OutputTexts:
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
         self._texts: dict[int, str] = {}  # by the output's index
+        self._reasons: dict[int, str] = {}  # likewise, of those that have ended
 
     def take(self, delta: TokenDelta) -> Iterator[OutputPiece]:
         """Yield what a piece adds, if anything. Raises TryLater where the job began again and now answers otherwise."""
         length = len(self._texts.get(delta.index, ""))
         place = length if delta.position is None else delta.position
         if place <= length:  # else what lies before it was trimmed: the job's result has both
-            yield from self._extend(delta.index, place, delta.text)
+            yield from self._extend(delta.index, place, delta.text, delta.finish_reason)
 
     def finish(self, end: JobEnd) -> Iterator[OutputPiece]:
         """Yield what the job's end adds. Raises JobNotDone for one that is not done, TryLater as `take`."""
         if end.state is not JobState.DONE or end.value is None:
             raise JobNotDone(end)
         for index, output in enumerate(end.value.get("choices") or [end.value]):
-            yield from self._extend(index, 0, output.get("text") or "")
+            yield from self._extend(index, 0, output.get("text") or "", output.get("finish_reason"))
 
-    def _extend(self, index: int, place: int, text: str) -> Iterator[OutputPiece]:
-        before = self._texts.get(index, "")
+    def _extend(self, index: int, place: int, text: str, reason: str | None) -> Iterator[OutputPiece]:
+        before, ended = self._texts.get(index, ""), self._reasons.get(index)
         known = before[place : place + len(text)]
-        if not text.startswith(known):
+        goes_on = ended is not None and (len(text) > len(known) or reason not in (None, ended))
+        if goes_on or not text.startswith(known):
             raise TryLater(
                 f"job {self._job_id} began again, and its output is not the one of which {len(before)} characters "
                 "were streamed; its result has all of it"
             )
         fresh = text[len(known) :]
         self._texts[index] = before + fresh
-        if fresh:
-            yield OutputPiece(index, fresh)
+        if reason is not None:
+            self._reasons[index] = reason
+        if fresh or (reason is not None and ended is None):
+            yield OutputPiece(index, fresh, reason)
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ def kept_choices(job: HeldJob, detokenize: Detokenizer) -> list[Choice]:
                 index,
                 text,
                 tuple(request.output_token_ids),
-                _reason(asked, request.finish_reason, text),
+                reason_of(asked, request.finish_reason, text),
                 described(request, detokenize) if asked.logprobs else None,
                 _mean_logprob(request) if is_chosen and request.logprobs else None,
             )
@@ -50,7 +50,7 @@ def all_choices(result: Outcome | JobResult) -> list[Choice]:
     return [Choice(0, result.text, tuple(result.token_ids), *kept), *result.choices]
 
 
-def _reason(job: PromptJob, reason: FinishReason, text: str) -> str:
+def reason_of(job: PromptJob, reason: FinishReason, text: str) -> str:
     """Return why an output ended: that it calls tools, where it was offered some and came to its own end."""
     names = {tool.function.name for tool in job.offered_tools}
     is_whole = reason in (FinishReason.STOP, FinishReason.STOP_STRING)

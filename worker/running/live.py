@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.detokenizing import Detokenizer
+from engine.request import Request
 from worker.errors import ServiceUnavailable, TryLater
+from worker.jobs import PromptJob
 from worker.log_fields import about
-from worker.queue.access import TokenDelta
+from worker.queue.access import WHOLE_REASONS, TokenDelta
 from worker.queue.job_queue import JobQueue
 from worker.records import Outcome
+from worker.running.choices import output_text, reason_of
 from worker.running.growing_output import GrowingOutput
 from worker.running.held import HeldJob, HeldJobs
 from worker.running.outcomes import echoed
@@ -29,11 +32,13 @@ logger = logging.getLogger(__name__)
 class _Output:
     text: GrowingOutput | None = None  # once the engine has the job, of one of which all outputs are kept
     sent: int = 0  # characters
+    has_ended: bool = False  # and its end was sent
 
-    def note_sent(self, num_characters: int) -> None:
-        self.sent += num_characters
+    def note_sent(self, delta: TokenDelta) -> None:
+        self.sent += len(delta.text)
+        self.has_ended = delta.finish_reason is not None
         if self.text is not None:
-            self.text.forget(num_characters)
+            self.text.forget(len(delta.text))
 
 
 @dataclass(slots=True)
@@ -135,7 +140,7 @@ class Live:
             )
             for execution_id, deltas in grown.items():
                 for delta in deltas:
-                    self._streams[execution_id].outputs[delta.index].note_sent(len(delta.text))
+                    self._streams[execution_id].outputs[delta.index].note_sent(delta)
 
     def _open_streams(self, job_ids: frozenset[str]) -> None:
         """Begin the streams of watched jobs; forget those of jobs that went without an end of their own."""
@@ -157,8 +162,15 @@ class Live:
         if len(requests) > len(stream.outputs):  # which are best turns out at the end
             return []
         try:
+            # The last of them to end does so with its job, which may still fail to be kept.
+            go_on = any(request.finish_reason is None for request in requests)
             deltas = []
             for index, (request, output) in enumerate(zip(requests, stream.outputs, strict=True)):
+                if output.has_ended:
+                    continue
+                if go_on and request.finish_reason in WHOLE_REASONS:
+                    deltas.append(self._ending(stream.job.claim.job, request, output.sent, index))
+                    continue
                 if output.text is None:
                     before = echoed(stream.job.claim.job)
                     output.text = GrowingOutput(request.params, self._detokenize, before)
@@ -170,3 +182,10 @@ class Live:
             logger.exception("the output of job %s cannot be streamed", claim.job_id, extra=about(claim))
             return []
         return deltas
+
+    def _ending(self, job: PromptJob, request: Request, num_sent: int, index: int) -> TokenDelta:
+        """Return all that is left of an output that has ended, and why it has."""
+        assert request.finish_reason is not None, "it has ended"
+        text = output_text(request, self._detokenize)
+        reason = reason_of(job, request.finish_reason, text)
+        return TokenDelta((echoed(job) + text)[num_sent:], position=num_sent, index=index, finish_reason=reason)

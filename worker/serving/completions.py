@@ -164,9 +164,8 @@ async def _events(
                 if piece is None:
                     break
                 if piece.index < call.num_outputs:  # others are not a worker's
-                    content = tool_streams[piece.index].take(piece.text) if tool_streams else piece.text
-                    if content:
-                        yield as_event(chunks.text(piece.index, content))
+                    for chunk in _chunks_of(piece, call.job_id, chunks, tool_streams):
+                        yield as_event(chunk)
                 coming = asyncio.ensure_future(_next(pieces))
             elif closing.done():
                 yield as_event(STOPPING.body())
@@ -176,7 +175,7 @@ async def _events(
         has_ended = True
         value = await services.client.result(call.job_id)
         assert value is not None, "a job whose output has ended is done"
-        for chunk in _endings(chunks, value, tool_streams):
+        for chunk in chunks.usage(_usage(value)):
             yield as_event(chunk)
         yield DONE
     except JobNotDone as error:
@@ -192,16 +191,21 @@ async def _events(
             services.cancel_soon(call.job_id)
 
 
-def _endings(chunks: Chunks, value: dict[str, Any], tool_streams: Sequence[ToolStream]) -> Iterator[dict[str, Any]]:
-    """Yield what comes when all of a job's outputs have ended, from its result."""
-    for index, output in enumerate(value.get("choices", [value])):
-        if tool_streams:
-            content, calls = tool_streams[index].rest(output)
-            if content:
-                yield chunks.text(index, content)
-            yield from chunks.calls(index, calls)
-        yield chunks.closing(index, output["finish_reason"])
-    yield from chunks.usage(_usage(value))
+def _chunks_of(
+    piece: OutputPiece, job_id: str, chunks: Chunks, tool_streams: Sequence[ToolStream]
+) -> Iterator[dict[str, Any]]:
+    """Yield what a piece of an output is in chunks; with its last one, the end of that output."""
+    content = tool_streams[piece.index].take(piece.text) if tool_streams else piece.text
+    if content:
+        yield chunks.text(piece.index, content)
+    if piece.finish_reason is None:
+        return
+    if tool_streams:
+        content, calls = tool_streams[piece.index].rest(piece.finish_reason, job_id, piece.index)
+        if content:
+            yield chunks.text(piece.index, content)
+        yield from chunks.calls(piece.index, calls)
+    yield chunks.closing(piece.index, piece.finish_reason)
 
 
 async def _next(pieces: AsyncGenerator[OutputPiece]) -> OutputPiece | None:
