@@ -170,7 +170,7 @@ def test_a_page_asks_each_question_once(filled: Reports) -> None:
 
 def test_each_measure_has_its_column_in_a_roll_up() -> None:
     """They are in two places, a statement's expression and a table's column: neither may lack one."""
-    keys = {"id", "hour", "starts_at", "queue", "model", "tenant"}
+    keys = {"id", "hour", "starts_at", "seconds", "queue", "model", "tenant"}
     for source in (TOTALS, FAILED, WASTED, COSTS, FIGURES, HISTOGRAMS):
         columns = set(source.table.__table__.c.keys()) - keys
         assert columns == {*source.keys, *source.measures}, source.table.__tablename__

@@ -14,7 +14,8 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, delete, 
 
 from worker.sql.database import reading, writing
 from worker.sql.lookups import IDS_PER_STATEMENT
-from worker.sql.rollups.rolling import Roller, hour_start, rolled_span, take_rollup_lock
+from worker.sql.rollups.periods import hour_start
+from worker.sql.rollups.rolling import Roller, rolled_span, take_rollup_lock
 from worker.sql.run_retention import count_old_runs, delete_old_runs, delete_removed_schedules
 from worker.sql.tables import BatchRow, ChoiceRow, JobRow, ResultRow, RolledHourRow
 

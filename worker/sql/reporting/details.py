@@ -10,7 +10,7 @@ from worker.sql.reporting.filters import Dimension, Grouping, ReportFilter, grou
 from worker.sql.reporting.parts import divide, is_purged, job_conditions, only_rows, span_conditions
 from worker.sql.reporting.rows import ScheduleRun, SlowJob, WorkerTimeRow
 from worker.sql.rollups.expressions import SECONDS_PER_HOUR
-from worker.sql.rollups.rolling import hour_start
+from worker.sql.rollups.periods import hour_start
 from worker.sql.tables import (
     AttemptRow,
     HourlyTotalsRow,
@@ -40,12 +40,11 @@ def span(connection: Connection, chosen: ReportFilter) -> tuple[datetime, dateti
         conditions = [*span_conditions(ended), *job_conditions(chosen)]
         ends = select(func.min(JobRow.ended_at), func.max(JobRow.ended_at)).where(*conditions)
         found += connection.execute(ends).one()
-    if parts.rolled is not None:
-        begin, end = parts.rolled
+    for hourly in parts.rolled:
         hours = HourlyTotalsRow.__table__.c
         asked = [hours[name] == value for name, value in chosen.dimensions.items()]
         rolled = select(func.min(hours.hour), func.max(func.coalesce(hours.last_end_at, hours.hour)))
-        found += connection.execute(rolled.where(hours.hour >= begin, hours.hour < end, *asked)).one()
+        found += connection.execute(rolled.where(hours.hour >= hourly.begin, hours.hour < hourly.end, *asked)).one()
     moments = [moment for moment in found if moment is not None]
     return (min(moments), max(moments)) if moments else None
 

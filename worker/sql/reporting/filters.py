@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from math import gcd
 from typing import Any
 
 from sqlalchemy import Label, SQLColumnExpression
@@ -68,11 +69,9 @@ def period_of(by: Dimension | Bucket) -> int | None:
 
 
 def finest_period(by: Grouping) -> int | None:
-    """Return the seconds by which a time has to be a multiple to be a whole number of each period; None without one."""
+    """Return the seconds of the longest period that each period is a whole number of; None without one."""
     periods = [period for each in by if (period := period_of(each)) is not None]
-    if not periods:
-        return None
-    return SECONDS_PER_DAY if all(period % SECONDS_PER_DAY == 0 for period in periods) else min(periods)
+    return gcd(*periods) if periods else None
 
 
 def group_labels(by: Grouping, columns: Any, ended: SQLColumnExpression[Any]) -> list[Label[Any]]:

@@ -6,68 +6,67 @@ roll-up, batches and periods finer than an hour come from the rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, func, select
 
 from worker.sql.reporting.filters import Dimension, Grouping, ReportFilter, finest_period, group_labels
 from worker.sql.rollups.expressions import SECONDS_PER_HOUR
-from worker.sql.rollups.rolling import HOURLY_HISTOGRAMS, day_start, rolled_span
+from worker.sql.rollups.histograms import hourly_since, seconds_of
+from worker.sql.rollups.periods import DAY, HOUR, WEEK, ceil_to, floor_to
+from worker.sql.rollups.rolling import rolled_span
 from worker.sql.rollups.sources import Conditions, Source
 from worker.sql.tables import JobRow, RolledHourRow
 
 Span = tuple[datetime | None, datetime | None]  # from the first, up to and without the second; None is without an end
-HOUR = timedelta(hours=1)
-DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RolledSpan:
+    """Time that a roll-up has, from periods of one length."""
+
+    begin: datetime
+    end: datetime
+    period: timedelta
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The time that a filter asks for, in parts by where the answer comes from."""
+    """The time that a filter asks for, in parts by where the answer comes from. The rolled ones follow each other."""
 
-    rolled: tuple[datetime, datetime] | None
+    rolled: Sequence[RolledSpan]
     rows: Sequence[Span]
 
 
 def divide(connection: Connection, chosen: ReportFilter, by: Grouping) -> Parts:
     """Return as much as possible from roll-ups by the hour."""
     span = _usable_span(connection, chosen, by)
-    if span is None:
-        return only_rows(chosen)
-    first, last = span
-    return _around(
-        chosen, _ceil(max(chosen.since or first, first), HOUR), _floor(min(chosen.until or last, last), HOUR)
-    )
+    return only_rows(chosen) if span is None else _parts(chosen, [RolledSpan(*span, HOUR)])
 
 
 def divide_histograms(connection: Connection, chosen: ReportFilter, by: Grouping) -> Parts:
-    """Return as much as possible from histograms, which are by the day but for the last days."""
+    """Return as much as possible from histograms, and of those the longest: weeks, days, the hours of the last days."""
     span = _usable_span(connection, chosen, by)
     if span is None:
         return only_rows(chosen)
     first, last = span
-    by_hour_from = day_start(last) - HOURLY_HISTOGRAMS
-    begin, end = max(chosen.since or first, first), min(chosen.until or last, last)
-    if (finest_period(by) or 0) % DAY.total_seconds():
-        begin = max(begin, by_hour_from)
-    elif begin > first and begin < by_hour_from:
-        begin = _ceil(begin, DAY)
-    if end < by_hour_from:
-        end = _floor(end, DAY)
-    return _around(chosen, _ceil(begin, HOUR), _floor(end, HOUR))
+    hours = RolledSpan(min(hourly_since(connection) or last, last), last, HOUR)
+    wanted = timedelta(seconds=finest_period(by) or WEEK.total_seconds())
+    has = (RolledSpan(first, last, WEEK), RolledSpan(first, last, DAY), hours)
+    return _parts(chosen, [of for of in has if not wanted % of.period])
 
 
 def only_rows(chosen: ReportFilter) -> Parts:
     """Return all of it from the rows of jobs."""
-    return Parts(None, ((chosen.since, chosen.until),))
+    return Parts((), ((chosen.since, chosen.until),))
 
 
 def is_purged(connection: Connection, parts: Parts) -> bool:
     """Tell whether rows are missing that the rolled part was counted from."""
-    if parts.rolled is None:
+    if not parts.rolled:
         return False
-    begin, end = parts.rolled
+    begin, end = parts.rolled[0].begin, parts.rolled[-1].end
     final = select(func.count()).where(RolledHourRow.is_final, RolledHourRow.hour >= begin, RolledHourRow.hour < end)
     return bool(connection.scalar(final))
 
@@ -76,13 +75,14 @@ def statement(source: Source, parts: Parts, chosen: ReportFilter, by: Grouping) 
     """Return what counts `source` over all parts, with `group_0` and so on for what is grouped by."""
     groups = group_labels(by, JobRow.__table__.c, JobRow.ended_at)
     counted = [source.from_rows(groups, [*span_conditions(span), *job_conditions(chosen)]) for span in parts.rows]
-    if parts.rolled is not None:
-        columns = source.table.__table__.c
-        starts_at = columns["hour" if "hour" in columns else "starts_at"]
-        begin, end = parts.rolled
-        asked = [columns[name] == value for name, value in chosen.dimensions.items()]
-        groups = group_labels(by, columns, starts_at)
-        counted.append(source.from_rollup(groups, [starts_at >= begin, starts_at < end, *asked]))
+    columns = source.table.__table__.c
+    starts_at = columns["hour" if "hour" in columns else "starts_at"]
+    asked = [columns[name] == value for name, value in chosen.dimensions.items()]
+    for rolled in parts.rolled:
+        conditions = [starts_at >= rolled.begin, starts_at < rolled.end, *asked]
+        if "seconds" in columns:
+            conditions.append(columns["seconds"] == seconds_of(rolled.period))
+        counted.append(source.from_rollup(group_labels(by, columns, starts_at), conditions))
     return source.merged(counted)
 
 
@@ -111,22 +111,27 @@ def _usable_span(connection: Connection, chosen: ReportFilter, by: Grouping) -> 
     return rolled_span(connection)
 
 
-def _around(chosen: ReportFilter, begin: datetime, end: datetime) -> Parts:
-    if begin >= end:
+def _parts(chosen: ReportFilter, has: Sequence[RolledSpan]) -> Parts:
+    """Return the parts of the time that is asked for; `has` is what there is, the longest periods first."""
+    rolled = _cover(chosen.since, chosen.until, has)
+    if not rolled:
         return only_rows(chosen)
+    begin, end = rolled[0].begin, rolled[-1].end
     rows: list[Span] = []
     if chosen.since is None or chosen.since < begin:
         rows.append((chosen.since, begin))
     if chosen.until is None or chosen.until > end:
         rows.append((end, chosen.until))
-    return Parts((begin, end), rows)
+    return Parts(rolled, rows)
 
 
-def _ceil(moment: datetime, step: timedelta) -> datetime:
-    floor = _floor(moment, step)
-    return floor if floor == moment else floor + step
-
-
-def _floor(moment: datetime, step: timedelta) -> datetime:
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    return epoch + (moment - epoch) // step * step
+def _cover(since: datetime | None, until: datetime | None, has: Sequence[RolledSpan]) -> list[RolledSpan]:
+    """Return spans of whole periods, one behind the other, which have as much of a time as there is."""
+    if not has:
+        return []
+    longest, *shorter = has
+    begin = ceil_to(max(since or longest.begin, longest.begin), longest.period)
+    end = floor_to(min(until or longest.end, longest.end), longest.period)
+    if begin >= end:
+        return _cover(since, until, shorter)
+    return [*_cover(since, begin, shorter), RolledSpan(begin, end, longest.period), *_cover(end, until, shorter)]

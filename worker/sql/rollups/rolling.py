@@ -4,24 +4,23 @@ A round takes a day (UTC) at a time or, of a backlog, a month, in a transaction 
 to. It may run again at any time and anywhere: what is rolled up already stays, and of two processes one waits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Engine, Label, cast, delete, func, insert, literal, select, text
+from sqlalchemy import Connection, Engine, Label, delete, func, insert, select, text
 
 from worker.sql.database import reading, writing
-from worker.sql.rollups.expressions import day_of, hour_of
-from worker.sql.rollups.sources import COSTS, FAILURES, FIGURES, HISTOGRAMS, TOTALS, WASTE, Conditions, Source
-from worker.sql.tables import HistogramRow, JobRow, RolledHourRow, utc_now
+from worker.sql.rollups.expressions import hour_of
+from worker.sql.rollups.histograms import HOURLY_FOR, count_histograms
+from worker.sql.rollups.periods import DAY, HOUR, day_start, hour_start, in_steps, starts_in
+from worker.sql.rollups.sources import COSTS, FAILURES, FIGURES, TOTALS, WASTE, Conditions, Source
+from worker.sql.tables import JobRow, RolledHourRow, utc_now
 
-HOUR = timedelta(hours=1)
-DAY = timedelta(days=1)
 GRACE = timedelta(minutes=10)  # after an hour, for results that are committed late
 BACKLOG_STEP = timedelta(days=30)  # of days whose histograms are by the day
 RECENT = timedelta(days=2)  # hours that every round looks at again
-HOURLY_HISTOGRAMS = timedelta(days=8)  # those of older days are by the day
 ROLLUP_LOCK = 0x9A6E_3112  # PostgreSQL's advisory lock: one transaction that rolls up or purges at a time
 WORK_MEMORY = "128MB"  # for a sort or a hash table of PostgreSQL's: its default is for many small queries at once
 HOURLY = (TOTALS, FIGURES, FAILURES, WASTE, COSTS)
@@ -34,16 +33,6 @@ class Rolled:
     hours: int
     jobs: int
     hours_again: int
-
-
-def hour_start(moment: datetime) -> datetime:
-    """Return the start of the hour, UTC."""
-    return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
-
-
-def day_start(moment: datetime) -> datetime:
-    """Return the start of the day, UTC."""
-    return hour_start(moment).replace(hour=0)
 
 
 def rolled_end(now: datetime) -> datetime:
@@ -66,11 +55,10 @@ def rolled_span(connection: Connection) -> tuple[datetime, datetime] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """What a round has to do. Spans are within a day each, but for those of a backlog."""
+    """What a round has to do. Spans are within a day each, but for those of a backlog, which are of whole days."""
 
     spans: Sequence[tuple[datetime, datetime]]
     new_from: datetime  # the spans from here on were not rolled up yet
-    merge_days: Sequence[datetime]  # whose histograms are by the hour and are to be by the day
     by_day_before: datetime  # histograms of days before are by the day
 
 
@@ -96,9 +84,6 @@ class Roller:
         ServiceUnavailable.
         """
         due = self._due(check_all)
-        for day in due.merge_days:
-            with writing(self._engine) as connection:
-                _merge_histograms(connection, day)
         hours = jobs = again = 0
         for number, (start, end) in enumerate(due.spans, 1):
             if stopped():
@@ -116,38 +101,33 @@ class Roller:
 
     def _due(self, check_all: bool) -> _Due:
         until = rolled_end(self._now())
-        by_day_before = day_start(until) - HOURLY_HISTOGRAMS
+        by_day_before = day_start(until) - HOURLY_FOR
         with reading(self._engine) as connection:
             span = rolled_span(connection)
             earliest = connection.scalar(select(func.min(JobRow.ended_at)))
             if span is None:
                 begin = until if earliest is None else day_start(earliest)
-                return _Due(self._new_spans(begin, until, by_day_before), begin, [], by_day_before)
+                return _Due(self._new_spans(begin, until, by_day_before), begin, by_day_before)
             first, begin = span
             is_new_day = day_start(begin) < day_start(until)
             changed = _changed_days(connection, None if check_all or is_new_day else until - RECENT, begin)
-        merge_days = []
-        day = max(day_start(begin) - HOURLY_HISTOGRAMS, day_start(first))
-        while day < by_day_before:
-            merge_days.append(day)
-            day += DAY
         again = [(max(day, first), min(day + DAY, begin)) for day in changed]
         if earliest is not None and earliest < first:  # committed late, or its clock was wrong
-            again += _in_steps(day_start(earliest), first)
-        return _Due([*again, *self._new_spans(begin, until, by_day_before)], begin, merge_days, by_day_before)
+            again += reversed(list(in_steps(day_start(earliest), first, DAY)))  # no gap where the round is stopped
+        return _Due([*again, *self._new_spans(begin, until, by_day_before)], begin, by_day_before)
 
     def _new_spans(self, begin: datetime, until: datetime, by_day_before: datetime) -> list[tuple[datetime, datetime]]:
         """Return the spans to roll up for the first time. PostgreSQL reads a backlog faster in one go than by day."""
         backlog_end = max(begin, min(by_day_before, until))
         step = BACKLOG_STEP if self._engine.dialect.name == "postgresql" else DAY
-        return [*_in_steps(begin, backlog_end, step), *_in_steps(backlog_end, until)]
+        return [*in_steps(begin, backlog_end, step), *in_steps(backlog_end, until, DAY)]
 
 
 def roll_up(connection: Connection, start: datetime, end: datetime, by_day_before: datetime) -> int:
     """Count the hours from `start` to `end` in the caller's transaction. Return their jobs.
 
-    What was counted of them before is replaced, unless some of their jobs are purged: then nothing is done. The
-    histograms of days before `by_day_before`, of which the span has all hours or none, are by the day.
+    What was counted of them before is replaced, unless some of their jobs are purged: then nothing is done. Days before
+    `by_day_before` have no histograms by the hour. A span of more than one day begins and ends at midnight, UTC.
     """
     hours = (RolledHourRow.hour >= start, RolledHourRow.hour < end)
     if connection.scalar(select(func.count()).where(*hours, RolledHourRow.is_final)):
@@ -162,12 +142,9 @@ def roll_up(connection: Connection, start: datetime, end: datetime, by_day_befor
         columns = source.table.__table__.c
         connection.execute(delete(source.table).where(columns.hour >= start, columns.hour < end))
         _insert(connection, source, ended_in.label("hour"), ended)
-    connection.execute(delete(HistogramRow).where(HistogramRow.starts_at >= start, HistogramRow.starts_at < end))
-    period = day_of(JobRow.ended_at) if start < by_day_before else ended_in
-    _insert(connection, HISTOGRAMS, period.label("starts_at"), ended)
-    every_hour = [start + number * HOUR for number in range((end - start) // HOUR)]
-    rows = [{"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False} for hour in every_hour]
+    rows = [{"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False} for hour in starts_in(start, end, HOUR)]
     connection.execute(insert(RolledHourRow), rows)
+    count_histograms(connection, start, end, ended, by_day_before)
     return sum(jobs.values())
 
 
@@ -175,21 +152,6 @@ def _insert(connection: Connection, source: Source, period: Label[Any], ended: C
     dimensions = (JobRow.queue.label("queue"), JobRow.model.label("model"), JobRow.tenant.label("tenant"))
     counted = source.from_rows([period, *dimensions], ended)
     connection.execute(insert(source.table).from_select([column.name for column in counted.selected_columns], counted))
-
-
-def _merge_histograms(connection: Connection, day: datetime) -> None:
-    """Make one histogram of the hours' of a day, in the caller's transaction."""
-    take_rollup_lock(connection)
-    of_day = (HistogramRow.starts_at >= day, HistogramRow.starts_at < day + DAY)
-    latest = connection.scalar(select(func.max(HistogramRow.id)).where(*of_day))
-    if latest is None:
-        return
-    keys = (HistogramRow.queue, HistogramRow.model, HistogramRow.tenant, HistogramRow.metric, HistogramRow.bucket)
-    start = literal(day, HistogramRow.starts_at.type)
-    merged = select(start, *keys, cast(func.sum(HistogramRow.jobs), BigInteger)).where(*of_day).group_by(*keys)
-    names = ["starts_at", *(key.key for key in keys), "jobs"]
-    connection.execute(insert(HistogramRow).from_select(names, merged))
-    connection.execute(delete(HistogramRow).where(*of_day, HistogramRow.id <= latest))
 
 
 def _changed_days(connection: Connection, since: datetime | None, until: datetime) -> Sequence[datetime]:
@@ -212,11 +174,3 @@ def _jobs_by_hour(connection: Connection, ended: Conditions) -> dict[datetime, i
 def _count_rolled(connection: Connection, start: datetime, end: datetime) -> int:
     hours = select(func.count()).where(RolledHourRow.hour >= start, RolledHourRow.hour < end)
     return connection.scalar(hours) or 0
-
-
-def _in_steps(begin: datetime, end: datetime, step: timedelta = DAY) -> Iterator[tuple[datetime, datetime]]:
-    """Yield the time from `begin` to `end`, split at a midnight, UTC, in steps of whole days."""
-    while begin < end:
-        midnight = min(day_start(begin) + step, end)
-        yield begin, midnight
-        begin = midnight

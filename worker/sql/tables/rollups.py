@@ -73,18 +73,23 @@ class HourlyFigureRow(Base):
 
 
 class HistogramRow(Base):
-    """How many jobs had a figure in a bucket: of an hour, or of a day (UTC) once that is some days past."""
+    """How many jobs had a figure in a bucket, in an hour, a day or a week.
 
-    __tablename__ = "figure_histograms"
-    __table_args__ = (Index(None, "starts_at", "metric"),)
+    Periods begin at multiples of their length since 1970. Days and weeks are here that are rolled up whole, and the
+    hours of the last days: each longer period is the sum of the shorter ones, to be read in their place.
+    """
+
+    __tablename__ = "histograms"
+    __table_args__ = (Index(None, "seconds", "starts_at", "metric"),)
 
     id: Mapped[AutoId]
+    seconds: Mapped[int]  # the length of the period
     starts_at: Mapped[datetime]
     queue: Mapped[str]
     model: Mapped[str | None]
     tenant: Mapped[str | None]
     metric: Mapped[str]
-    bucket: Mapped[int]  # see worker.sql.rollups.buckets
+    bucket: Mapped[int]  # see worker.sql.rollups.expressions
     jobs: Mapped[int]
 
 
