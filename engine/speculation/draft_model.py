@@ -25,13 +25,14 @@ class _Follower:
         return tuple(self.request.token_ids[self.num_known :])
 
     def catch_up(self, token_ids: list[int]) -> None:
-        """Know what the request knows. KV of what was drafted and came true stays."""
+        """Know what the request knows. KV of what was drafted and came true stays, but for the last token's: where less
+        was checked than drafted, and came true, its logits are still wanted."""
         old = self.request.token_ids
         right = self.num_known
         while right < min(len(old), len(token_ids)) and old[right] == token_ids[right]:
             right += 1
         old[self.num_known :] = token_ids[self.num_known :]
-        self.request.num_computed_tokens = min(self.request.num_computed_tokens, right)
+        self.request.num_computed_tokens = min(self.request.num_computed_tokens, right, len(token_ids) - 1)
         self.num_known = len(token_ids)
 
 

@@ -18,7 +18,7 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculator import Speculator
 from engine.speculation.verifying import sample_shares
-from engine.step_plan import ScheduledRequest
+from engine.step_plan import Drafts, ScheduledRequest
 from tests.engine.fakes import EagerSpeculation, make_request
 from tests.engine.tiny_configs import SERVED, VOCAB_SIZE
 from tests.engine.tiny_models import load, make_config, make_engine, random_model
@@ -116,6 +116,20 @@ def test_model_that_is_mostly_wrong_changes_no_token(
     found = generate(loaded, speculator, WAYS[way])
     assert_same(found, generate(loaded, None, WAYS[way]))
     assert 0.0 <= accepted_share(found) < 0.5
+
+
+class ShortSight(EagerSpeculation):
+    """Has a single token of each draft checked, as where a step has no room for more."""
+
+    def propose(self, decoding: Sequence[Request], room: int) -> Drafts:
+        return {request_id: draft[:1] for request_id, draft in super().propose(decoding, room).items()}
+
+
+def test_draft_model_whose_drafts_are_cut_goes_on(loaded: LoadedModel) -> None:
+    """All that the request knows is computed then, and more: the logits of its last token are wanted once more."""
+    found = generate(loaded, ShortSight(draft_model(loaded, make_config(loaded)), DRAFT_TOKENS), {})
+    assert_same(found, generate(loaded, None, {}))
+    assert accepted_share(found) == 1.0
 
 
 def test_draft_model_that_is_not_finite_drafts_no_more(loaded: LoadedModel, tmp_path: Path) -> None:
