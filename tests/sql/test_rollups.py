@@ -14,7 +14,7 @@ from worker.sql.reporting import LATENCIES, Bucket, Dimension, Grouping, Latency
 from worker.sql.rollups.expressions import RELATIVE_ERROR, SMALLEST
 from worker.sql.rollups.rolling import Roller
 from worker.sql.store import JobStore
-from worker.sql.tables import HistogramRow, HourlyTotalsRow, JobRow, RolledHourRow, WorkerRow
+from worker.sql.tables import HistogramRow, HourlyBatchTotalsRow, HourlyTotalsRow, JobRow, RolledHourRow, WorkerRow
 
 DAYS = 12
 NOW = START + timedelta(days=DAYS)
@@ -34,6 +34,7 @@ def outcomes_over_days(seed: int, count: int, days: float = DAYS) -> list[Outcom
             at_s=at_s,
             tenant=chance.choice(["acme", "other"]),
             model=chance.choice([None, "m"]),
+            batch_id=chance.choice([None, "night", f"day-{int(at_s // 86_400)}"]),
         )
         figures = stats_of(
             **{name: chance.choice([0.0, chance.lognormvariate(5, 2)]) for name in LATENCIES},
@@ -80,13 +81,23 @@ FILTERS = [
     ReportFilter(until=START + timedelta(days=11, hours=3, minutes=1)),
     ReportFilter(since=START + timedelta(days=2, minutes=59), until=START + timedelta(days=9, seconds=1)),
     ReportFilter(since=START + timedelta(days=2, minutes=1), until=START + timedelta(days=2, minutes=40)),
+    ReportFilter(batch="night", queue="high", since=START + timedelta(days=1, minutes=20)),
 ]
-GROUPINGS = [(), (Dimension.QUEUE,), (Dimension.TENANT, Dimension.MODEL), BY_DAY, (Bucket(7200),), (Bucket(1800),)]
+GROUPINGS = [
+    (),
+    (Dimension.QUEUE,),
+    (Dimension.TENANT, Dimension.MODEL),
+    BY_DAY,
+    (Dimension.BATCH,),
+    (Bucket(7200),),
+    (Bucket(1800),),
+    (Dimension.BATCH, Dimension.HOUR),
+]
 
 
 def asked() -> Iterator[tuple[ReportFilter, Grouping]]:
     """Yield filters and groupings, each of them a few times."""
-    for shift in range(2):
+    for shift in (0, 1, 4):
         yield from ((chosen, GROUPINGS[(number + shift) % len(GROUPINGS)]) for number, chosen in enumerate(FILTERS))
 
 
@@ -163,6 +174,36 @@ def totals_of_rows(database: Engine) -> object:
     with writing(database) as connection:
         connection.execute(insert(RolledHourRow), hours)
     return totals
+
+
+def jobs_by_batch(database: Engine) -> list[tuple[object, int]]:
+    return [(row.group, row.jobs) for row in Reports(database).totals(ReportFilter(until=NOW), (Dimension.BATCH,))]
+
+
+@pytest.mark.usefixtures("history")
+def test_batches_of_purged_jobs_are_still_counted(database: Engine) -> None:
+    before = jobs_by_batch(database)
+    roll_up(database)
+    with writing(database) as connection:
+        connection.execute(update(RolledHourRow).values(is_final=True))
+        connection.execute(delete(JobRow).where(JobRow.ended_at < NOW - timedelta(days=3)))
+    assert jobs_by_batch(database) == before
+
+
+@pytest.mark.usefixtures("history")
+def test_hours_without_batches_are_read_from_rows_until_counted_again(database: Engine) -> None:
+    """As after an upgrade: earlier versions counted no batches."""
+    before = jobs_by_batch(database)
+    roll_up(database)
+    with writing(database) as connection:
+        connection.execute(delete(HourlyBatchTotalsRow))
+        connection.execute(update(RolledHourRow).values(has_batches=False))
+    assert jobs_by_batch(database) == before
+    assert roll_up(database, check_all=True)[1] > 24
+    assert roll_up(database, check_all=True) == (0, 0)
+    with reading(database) as connection:
+        assert connection.scalar(select(func.count()).select_from(HourlyBatchTotalsRow))
+    assert jobs_by_batch(database) == before
 
 
 @pytest.mark.usefixtures("history")

@@ -11,6 +11,7 @@ from worker.sql.reporting.parts import divide, is_purged, job_conditions, only_r
 from worker.sql.reporting.rows import ScheduleRun, SlowJob, WorkerTimeRow
 from worker.sql.rollups.expressions import SECONDS_PER_HOUR
 from worker.sql.rollups.periods import hour_start
+from worker.sql.rollups.sources import TOTALS
 from worker.sql.tables import (
     AttemptRow,
     HourlyTotalsRow,
@@ -32,7 +33,7 @@ def span(connection: Connection, chosen: ReportFilter) -> tuple[datetime, dateti
 
     To the hour where an answer from rows would have to look for them, or where they are purged.
     """
-    parts = divide(connection, chosen, ())
+    parts = only_rows(chosen) if chosen.batch is not None else divide(connection, TOTALS, chosen, ())
     if not chosen.dimensions and not is_purged(connection, parts):
         parts = only_rows(chosen)
     found: list[datetime | None] = []

@@ -85,7 +85,8 @@ def _from_histograms(
 ) -> list[Distribution]:
     if connection.dialect.name == "postgresql":  # by default it would sort on disk
         connection.execute(text("SET LOCAL work_mem = '64MB'"))
-    totals = statement(figures_of(metrics), divide(connection, chosen, by), chosen, by)
+    sums = figures_of(metrics)
+    totals = statement(sums, divide(connection, sums, chosen, by), chosen, by)
     exact = {(group_values(by, row), row["metric"]): row for row in connection.execute(totals).mappings()}
     found = connection.execute(_ranked_buckets(statement(histograms_of(metrics), parts, chosen, by), by)).mappings()
     distributions = []

@@ -1,7 +1,7 @@
 """Which part of an answer comes from roll-ups and which from the rows of jobs.
 
-Roll-ups have whole hours, by queue, model and tenant. The edges of a time that is asked for, what ended since the last
-roll-up, batches and periods finer than an hour come from the rows.
+Roll-ups have whole hours, by queue, model and tenant, and sums by batch. The edges of a time that is asked for, what
+ended since the last roll-up, latencies and memory of batches, and periods finer than an hour come from the rows.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from worker.sql.rollups.expressions import SECONDS_PER_HOUR
 from worker.sql.rollups.histograms import hourly_since, seconds_of
 from worker.sql.rollups.periods import DAY, HOUR, WEEK, ceil_to, floor_to
 from worker.sql.rollups.rolling import rolled_span
-from worker.sql.rollups.sources import Conditions, Source
+from worker.sql.rollups.sources import HISTOGRAMS, Conditions, Source
 from worker.sql.tables import JobRow, RolledHourRow
 
 Span = tuple[datetime | None, datetime | None]  # from the first, up to and without the second; None is without an end
@@ -39,15 +39,15 @@ class Parts:
     rows: Sequence[Span]
 
 
-def divide(connection: Connection, chosen: ReportFilter, by: Grouping) -> Parts:
+def divide(connection: Connection, source: Source, chosen: ReportFilter, by: Grouping) -> Parts:
     """Return as much as possible from roll-ups by the hour."""
-    span = _usable_span(connection, chosen, by)
+    span = _usable_span(connection, source, chosen, by)
     return only_rows(chosen) if span is None else _parts(chosen, [RolledSpan(*span, HOUR)])
 
 
 def divide_histograms(connection: Connection, chosen: ReportFilter, by: Grouping) -> Parts:
     """Return as much as possible from histograms, and of those the longest: weeks, days, the hours of the last days."""
-    span = _usable_span(connection, chosen, by)
+    span = _usable_span(connection, HISTOGRAMS, chosen, by)
     if span is None:
         return only_rows(chosen)
     first, last = span
@@ -75,9 +75,13 @@ def statement(source: Source, parts: Parts, chosen: ReportFilter, by: Grouping) 
     """Return what counts `source` over all parts, with `group_0` and so on for what is grouped by."""
     groups = group_labels(by, JobRow.__table__.c, JobRow.ended_at)
     counted = [source.from_rows(groups, [*span_conditions(span), *job_conditions(chosen)]) for span in parts.rows]
+    if _asks_for_batches(chosen, by):
+        source = source.by_batch() or source
     columns = source.table.__table__.c
     starts_at = columns["hour" if "hour" in columns else "starts_at"]
     asked = [columns[name] == value for name, value in chosen.dimensions.items()]
+    if chosen.batch is not None and parts.rolled:
+        asked.append(columns["batch_id"] == chosen.batch)
     for rolled in parts.rolled:
         conditions = [starts_at >= rolled.begin, starts_at < rolled.end, *asked]
         if "seconds" in columns:
@@ -103,12 +107,24 @@ def span_conditions(span: Span) -> Conditions:
     return conditions
 
 
-def _usable_span(connection: Connection, chosen: ReportFilter, by: Grouping) -> tuple[datetime, datetime] | None:
+def _usable_span(
+    connection: Connection, source: Source, chosen: ReportFilter, by: Grouping
+) -> tuple[datetime, datetime] | None:
     """Return the time that is rolled up, None where roll-ups do not have what is asked for."""
-    period = finest_period(by)
-    if chosen.batch is not None or Dimension.BATCH in by or (period is not None and period % SECONDS_PER_HOUR):
+    if (finest_period(by) or 0) % SECONDS_PER_HOUR:
         return None
-    return rolled_span(connection)
+    span = rolled_span(connection)
+    if span is None or not _asks_for_batches(chosen, by):
+        return span
+    if source.batch_table is None:
+        return None
+    first, last = span
+    without = connection.scalar(select(func.max(RolledHourRow.hour)).where(~RolledHourRow.has_batches))
+    return (first if without is None else without + HOUR), last
+
+
+def _asks_for_batches(chosen: ReportFilter, by: Grouping) -> bool:
+    return chosen.batch is not None or Dimension.BATCH in by
 
 
 def _parts(chosen: ReportFilter, has: Sequence[RolledSpan]) -> Parts:

@@ -165,7 +165,7 @@ class Reports:
 
     def _counts(self, source: Source, chosen: ReportFilter, by: Grouping) -> Sequence[RowMapping]:
         with reading(self.engine) as connection:
-            parts = divide(connection, chosen, by)
+            parts = divide(connection, source, chosen, by)
             rows = connection.execute(statement(source, parts, chosen, by)).mappings().all()
         return sorted(rows, key=lambda row: order_key(group_values(by, row)))
 
@@ -181,7 +181,7 @@ class Reports:
 
 
 def _failures_by_code(connection: Connection, chosen: ReportFilter) -> dict[str, int]:
-    rows = connection.execute(statement(FAILURES, divide(connection, chosen, ()), chosen, ())).mappings()
+    rows = connection.execute(statement(FAILURES, divide(connection, FAILURES, chosen, ()), chosen, ())).mappings()
     codes: dict[str, int] = {}
     for row in sorted(rows, key=lambda row: (-row["jobs"], row["error_code"])):
         codes[row["error_code"]] = codes.get(row["error_code"], 0) + row["jobs"]

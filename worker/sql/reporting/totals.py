@@ -23,7 +23,7 @@ def ratio(part: float, whole: float | None) -> float | None:
 
 def group_totals(connection: Connection, chosen: ReportFilter, by: Grouping) -> tuple[TotalsRow, ...]:
     """Return a row for each group, sorted; one without groups, even if there are no jobs."""
-    ended = connection.execute(statement(TOTALS, divide(connection, chosen, by), chosen, by)).mappings()
+    ended = connection.execute(statement(TOTALS, divide(connection, TOTALS, chosen, by), chosen, by)).mappings()
     found: dict[Group, dict[str, Any]] = {group_values(by, row): dict(row) for row in ended}
     for group, unfinished in _unfinished(connection, chosen, by).items():
         row = found.setdefault(group, {})

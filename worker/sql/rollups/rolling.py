@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Label, delete, func, insert, select, text
+from sqlalchemy import Connection, Engine, Label, Select, delete, func, insert, select, text
 
 from worker.sql.database import reading, writing
 from worker.sql.rollups.expressions import hour_of
@@ -24,6 +24,7 @@ RECENT = timedelta(days=2)  # hours that every round looks at again
 ROLLUP_LOCK = 0x9A6E_3112  # PostgreSQL's advisory lock: one transaction that rolls up or purges at a time
 WORK_MEMORY = "128MB"  # for a sort or a hash table of PostgreSQL's: its default is for many small queries at once
 HOURLY = (TOTALS, FIGURES, FAILURES, WASTE, COSTS)
+DIMENSIONS = ("queue", "model", "tenant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,32 +138,54 @@ def roll_up(connection: Connection, start: datetime, end: datetime, by_day_befor
         connection.execute(text(f"SET LOCAL work_mem = '{WORK_MEMORY}'"))
     ended = (JobRow.ended_at >= start, JobRow.ended_at < end)
     jobs = _jobs_by_hour(connection, ended)  # before the sums: what is committed in between is found to be missing
-    ended_in = hour_of(JobRow.ended_at)
     for source in HOURLY:
-        columns = source.table.__table__.c
-        connection.execute(delete(source.table).where(columns.hour >= start, columns.hour < end))
-        _insert(connection, source, ended_in.label("hour"), ended)
-    rows = [{"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False} for hour in starts_in(start, end, HOUR)]
+        _roll_up_hours(connection, source, start, end)
+    rows = [
+        {"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False, "has_batches": True}
+        for hour in starts_in(start, end, HOUR)
+    ]
     connection.execute(insert(RolledHourRow), rows)
     count_histograms(connection, start, end, ended, by_day_before)
     return sum(jobs.values())
 
 
-def _insert(connection: Connection, source: Source, period: Label[Any], ended: Conditions) -> None:
-    dimensions = (JobRow.queue.label("queue"), JobRow.model.label("model"), JobRow.tenant.label("tenant"))
-    counted = source.from_rows([period, *dimensions], ended)
+def _roll_up_hours(connection: Connection, source: Source, start: datetime, end: datetime) -> None:
+    """Count the jobs: by batch first, where batches are kept, and then without them from that."""
+    ended = (JobRow.ended_at >= start, JobRow.ended_at < end)
+    groups: list[Label[Any]] = [hour_of(JobRow.ended_at).label("hour"), *_labels(JobRow.__table__.c, DIMENSIONS)]
+    by_batch = source.by_batch()
+    if by_batch is None:
+        _replace(connection, source, start, end, source.from_rows(groups, ended))
+        return
+    counted = source.from_rows([*groups, JobRow.batch_id.label("batch_id")], ended)
+    _replace(connection, by_batch, start, end, counted)
+    columns = by_batch.table.__table__.c
+    hours = (columns.hour >= start, columns.hour < end)
+    added_up = by_batch.from_rollup(_labels(columns, ("hour", *DIMENSIONS)), hours)
+    _replace(connection, source, start, end, added_up)
+
+
+def _replace(connection: Connection, source: Source, start: datetime, end: datetime, counted: Select[Any]) -> None:
+    columns = source.table.__table__.c
+    connection.execute(delete(source.table).where(columns.hour >= start, columns.hour < end))
     connection.execute(insert(source.table).from_select([column.name for column in counted.selected_columns], counted))
 
 
+def _labels(columns: Any, names: Sequence[str]) -> list[Label[Any]]:
+    return [columns[name].label(name) for name in names]
+
+
 def _changed_days(connection: Connection, since: datetime | None, until: datetime) -> Sequence[datetime]:
-    """Return the days with hours that have more or fewer jobs than were counted, and that can be counted again."""
+    """Return the days with hours that have more or fewer jobs than were counted, or no batches yet, as earlier versions
+    counted none; and that can be counted again.
+    """
     ended = [JobRow.ended_at < until, *([JobRow.ended_at >= since] if since is not None else [])]
     rolled = [RolledHourRow.hour < until, *([RolledHourRow.hour >= since] if since is not None else [])]
     found = _jobs_by_hour(connection, ended)
-    hours = select(RolledHourRow.hour, RolledHourRow.jobs, RolledHourRow.is_final).where(*rolled)
-    known = connection.execute(hours).all()
+    known = connection.execute(select(RolledHourRow.__table__).where(*rolled)).all()
     final = {day_start(row.hour) for row in known if row.is_final}
-    return sorted({day_start(row.hour) for row in known if row.jobs != found.get(row.hour, 0)} - final)
+    changed = {day_start(row.hour) for row in known if row.jobs != found.get(row.hour, 0) or not row.has_batches}
+    return sorted(changed - final)
 
 
 def _jobs_by_hour(connection: Connection, ended: Conditions) -> dict[datetime, int]:

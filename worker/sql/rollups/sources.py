@@ -4,7 +4,7 @@ A `Source` gives the same columns from either: what the caller groups by, its ow
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -44,6 +44,10 @@ from worker.sql.tables import (
     AttemptRow,
     Base,
     HistogramRow,
+    HourlyBatchCostsRow,
+    HourlyBatchFailuresRow,
+    HourlyBatchTotalsRow,
+    HourlyBatchWasteRow,
     HourlyCostsRow,
     HourlyFailuresRow,
     HourlyFigureRow,
@@ -68,6 +72,11 @@ class Source:
     keys: Mapping[str, SQLColumnExpression[Any]]
     measures: Mapping[str, Measure]
     only: Conditions = ()
+    batch_table: type[Base] | None = None  # the roll-up that has batches too
+
+    def by_batch(self) -> "Source | None":
+        """Return the same with the roll-up that has batches; None where there is none."""
+        return None if self.batch_table is None else replace(self, table=self.batch_table)
 
     def from_rows(self, groups: Groups, conditions: Conditions) -> Select[Any]:
         """Count the jobs that the conditions take; `groups` are labelled expressions over `JobRow`."""
@@ -109,16 +118,17 @@ def _attempts() -> FromClause:
     )
 
 
-TOTALS = Source(HourlyTotalsRow, _jobs, {}, OF_JOBS)
+TOTALS = Source(HourlyTotalsRow, _jobs, {}, OF_JOBS, batch_table=HourlyBatchTotalsRow)
 FAILURES = Source(
     HourlyFailuresRow,
     lambda: JobRow.__table__,
     FAILURE_KEYS,
     OF_FAILURES,
     (JobRow.state.in_([JobState.FAILED, JobState.DEAD]),),
+    HourlyBatchFailuresRow,
 )
-WASTE = Source(HourlyWasteRow, _attempts, WASTE_KEYS, OF_WASTE, (IS_WASTE,))
-COSTS = Source(HourlyCostsRow, _attempts, COST_KEYS, OF_COSTS)
+WASTE = Source(HourlyWasteRow, _attempts, WASTE_KEYS, OF_WASTE, (IS_WASTE,), HourlyBatchWasteRow)
+COSTS = Source(HourlyCostsRow, _attempts, COST_KEYS, OF_COSTS, batch_table=HourlyBatchCostsRow)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,10 @@ from worker.sql.tables.ledger import WorkerHourRow
 from worker.sql.tables.outbox import OutboxRow
 from worker.sql.tables.rollups import (
     HistogramRow,
+    HourlyBatchCostsRow,
+    HourlyBatchFailuresRow,
+    HourlyBatchTotalsRow,
+    HourlyBatchWasteRow,
     HourlyCostsRow,
     HourlyFailuresRow,
     HourlyFigureRow,
@@ -53,6 +57,10 @@ __all__ = [
     "CollectionRow",
     "DocumentRow",
     "HistogramRow",
+    "HourlyBatchCostsRow",
+    "HourlyBatchFailuresRow",
+    "HourlyBatchTotalsRow",
+    "HourlyBatchWasteRow",
     "HourlyCostsRow",
     "HourlyFailuresRow",
     "HourlyFigureRow",

@@ -6,7 +6,7 @@ replaced. Once jobs of an hour were purged it is final. `worker.sql.rollups` doe
 
 from datetime import datetime
 
-from sqlalchemy import Boolean, Index
+from sqlalchemy import Boolean, Index, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from worker.sql.tables.base import AutoId, Base
@@ -20,19 +20,21 @@ class RolledHourRow(Base):
     hour: Mapped[datetime] = mapped_column(primary_key=True)  # its start
     jobs: Mapped[int]  # that ended in it, as the roll-up found them
     is_final: Mapped[bool] = mapped_column(Boolean)  # some of its jobs are purged: it cannot be rolled up again
+    has_batches: Mapped[bool] = mapped_column(Boolean, server_default=false())  # it is rolled up by batch as well
 
 
-class HourlyTotalsRow(Base):
-    """Sums over the jobs of a queue, model and tenant that ended in an hour. `worker.sql.rollups.measures` has them."""
+class _Hourly:
+    """The jobs of a queue, model and tenant that ended in an hour."""
 
-    __tablename__ = "hourly_totals"
-    __table_args__ = (Index(None, "hour"),)
-
-    id: Mapped[AutoId]
     hour: Mapped[datetime]
     queue: Mapped[str]
     model: Mapped[str | None]
     tenant: Mapped[str | None]
+
+
+class _Totals(_Hourly):
+    """Sums over jobs. `worker.sql.rollups.measures` has them."""
+
     jobs_done: Mapped[int]
     jobs_failed: Mapped[int]
     jobs_cancelled: Mapped[int]
@@ -53,6 +55,25 @@ class HourlyTotalsRow(Base):
     saved_by_sharing_block_seconds: Mapped[float | None]
     first_claim_at: Mapped[datetime | None]
     last_end_at: Mapped[datetime | None]  # of those that were claimed
+
+
+class HourlyTotalsRow(_Totals, Base):
+    """Sums over the jobs of a queue, model and tenant that ended in an hour. `worker.sql.rollups.measures` has them."""
+
+    __tablename__ = "hourly_totals"
+    __table_args__ = (Index(None, "hour"),)
+
+    id: Mapped[AutoId]
+
+
+class HourlyBatchTotalsRow(_Totals, Base):
+    """The same, by batch as well (None is without one)."""
+
+    __tablename__ = "hourly_batch_totals"
+    __table_args__ = (Index(None, "hour"), Index(None, "batch_id"))
+
+    id: Mapped[AutoId]
+    batch_id: Mapped[str | None]
 
 
 class HourlyFigureRow(Base):
@@ -93,17 +114,9 @@ class HistogramRow(Base):
     jobs: Mapped[int]
 
 
-class HourlyFailuresRow(Base):
-    """Jobs that ended in an hour as failed or dead, by error code."""
+class _Failures(_Hourly):
+    """Jobs that failed or are dead, by error code."""
 
-    __tablename__ = "hourly_failures"
-    __table_args__ = (Index(None, "hour"),)
-
-    id: Mapped[AutoId]
-    hour: Mapped[datetime]
-    queue: Mapped[str]
-    model: Mapped[str | None]
-    tenant: Mapped[str | None]
     state: Mapped[str]
     error_code: Mapped[str]
     jobs: Mapped[int]
@@ -112,34 +125,56 @@ class HourlyFailuresRow(Base):
     example_message: Mapped[str | None]
 
 
-class HourlyWasteRow(Base):
-    """What the jobs that ended in an hour had computed for nothing, by reason, over all their attempts."""
+class HourlyFailuresRow(_Failures, Base):
+    """Jobs that ended in an hour as failed or dead, by error code."""
 
-    __tablename__ = "hourly_waste"
+    __tablename__ = "hourly_failures"
     __table_args__ = (Index(None, "hour"),)
 
     id: Mapped[AutoId]
-    hour: Mapped[datetime]
-    queue: Mapped[str]
-    model: Mapped[str | None]
-    tenant: Mapped[str | None]
+
+
+class HourlyBatchFailuresRow(_Failures, Base):
+    """The same, by batch as well (None is without one)."""
+
+    __tablename__ = "hourly_batch_failures"
+    __table_args__ = (Index(None, "hour"), Index(None, "batch_id"))
+
+    id: Mapped[AutoId]
+    batch_id: Mapped[str | None]
+
+
+class _Waste(_Hourly):
+    """What jobs had computed for nothing, by reason, over all their attempts."""
+
     reason: Mapped[str]
     attempts: Mapped[int]
     wasted_tokens: Mapped[int]
     wasted_engine_seconds: Mapped[float]
 
 
-class HourlyCostsRow(Base):
-    """What the jobs that ended in an hour cost, over all their attempts, by currency (None is without a price)."""
+class HourlyWasteRow(_Waste, Base):
+    """What the jobs that ended in an hour had computed for nothing, by reason, over all their attempts."""
 
-    __tablename__ = "hourly_costs"
+    __tablename__ = "hourly_waste"
     __table_args__ = (Index(None, "hour"),)
 
     id: Mapped[AutoId]
-    hour: Mapped[datetime]
-    queue: Mapped[str]
-    model: Mapped[str | None]
-    tenant: Mapped[str | None]
+
+
+class HourlyBatchWasteRow(_Waste, Base):
+    """The same, by batch as well (None is without one)."""
+
+    __tablename__ = "hourly_batch_waste"
+    __table_args__ = (Index(None, "hour"), Index(None, "batch_id"))
+
+    id: Mapped[AutoId]
+    batch_id: Mapped[str | None]
+
+
+class _Costs(_Hourly):
+    """What jobs cost, over all their attempts, by currency (None is without a price)."""
+
     currency: Mapped[str | None]
     jobs: Mapped[int]
     attempts: Mapped[int]
@@ -147,3 +182,22 @@ class HourlyCostsRow(Base):
     wasted_engine_seconds: Mapped[float]
     kv_block_seconds_share: Mapped[float]
     cost: Mapped[float | None]
+
+
+class HourlyCostsRow(_Costs, Base):
+    """What the jobs that ended in an hour cost, over all their attempts, by currency (None is without a price)."""
+
+    __tablename__ = "hourly_costs"
+    __table_args__ = (Index(None, "hour"),)
+
+    id: Mapped[AutoId]
+
+
+class HourlyBatchCostsRow(_Costs, Base):
+    """The same, by batch as well (None is without one)."""
+
+    __tablename__ = "hourly_batch_costs"
+    __table_args__ = (Index(None, "hour"), Index(None, "batch_id"))
+
+    id: Mapped[AutoId]
+    batch_id: Mapped[str | None]
