@@ -23,12 +23,19 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def attend(native: NativeKernels, case: AttentionCase, *, is_invariant: bool = False) -> Tensor:
-    """Attend with queries that are a view of wider rows."""
+def attend(native: NativeKernels, case: AttentionCase) -> Tensor:
+    """Tile the cache, and attend over it."""
+    keys, values = tiled_keys(case.key_cache), tiled_values(case.value_cache)
+    return attend_over(native, case, keys, values)
+
+
+def attend_over(
+    native: NativeKernels, case: AttentionCase, keys: Tensor, values: Tensor, *, is_invariant: bool = False
+) -> Tensor:
+    """Attend over a tiled cache with queries that are a view of wider rows."""
     num_tokens, num_heads, head_dim = case.query.shape
     num_kv_heads = case.key_cache.shape[2]
     assert is_served(num_heads, num_kv_heads, head_dim)
-    keys, values = tiled_keys(case.key_cache), tiled_values(case.value_cache)
     wide = torch.full((num_tokens, num_heads + 2, head_dim), torch.nan, dtype=torch.bfloat16)
     wide[:, :num_heads] = case.query
     per_head = num_heads // num_kv_heads
@@ -84,13 +91,15 @@ def test_a_row_is_the_same_in_any_batch_and_chunk(native: NativeKernels, rules: 
     layouts = (*own, *(SequenceLayout(620 + n, 1 + n, (("document", 608),)) for n in range(3)))
     case = build_case(layouts, HEADS["gqa-64"], 16, torch.bfloat16)
     case = replace(case, rules=rules)
-    together = attend(native, case, is_invariant=True)
+    keys, values = tiled_keys(case.key_cache), tiled_values(case.value_cache)
+    together = attend_over(native, case, keys, values, is_invariant=True)
     start = 0
     for sequence in case.batch.sequences:
         for index in range(0, sequence.num_new, 5):
             single = replace(sequence, num_context=sequence.num_context + index, num_new=1)
             query = case.query[start + index : start + index + 1]
-            alone = attend(native, replace(case, query=query, batch=PagedBatch((single,), 16)), is_invariant=True)
+            single_case = replace(case, query=query, batch=PagedBatch((single,), 16))
+            alone = attend_over(native, single_case, keys, values, is_invariant=True)
             assert torch.equal(alone[0], together[start + index])
         start += sequence.num_new
 
