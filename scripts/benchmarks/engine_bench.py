@@ -83,6 +83,7 @@ def engine(
       scripts/bench engine --workload mixed --vllm-python ~/vllm/bin/python
       scripts/bench engine --workload mixed --only pagemill --only pagemill-kv-int8
       scripts/bench engine --workload summary --requests 2 --only pagemill --only pagemill-ngram
+      scripts/bench engine --workload summary --requests 1 --only pagemill --only pagemill-draft-layers
     """
     systems = list(only) or [OURS, STATIC, *([VLLM] if vllm_python else [])]
     if VLLM in systems and vllm_python is None:
@@ -210,6 +211,7 @@ def _table(
         "first token, s",
         "peak RSS, MiB",
         "identical",
+        "drafts accepted",
     )
     table = Table(*columns)
     for system, results in runs.items():
@@ -223,5 +225,8 @@ def _table(
             f"{median(run['first_token_s'] for run in results):.1f}",
             f"{max(run['peak_rss_bytes'] for run in results) / MIB:.0f}",
             str(summary["identical_outputs"].get(system, "")),
+            f"{results[0]['accepted_tokens']} of {results[0]['drafted_tokens']}"
+            if results[0]["drafted_tokens"]
+            else "",
         )
     return table

@@ -22,6 +22,7 @@ from engine.request import Request, SamplingParams
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculation import Speculation
 from engine.speculation.speculator import Drafter
+from scripts.benchmarks.draft_models import drafter_of, first_layers
 from scripts.benchmarks.workload import WORKLOADS, BenchmarkRequest, encoder
 
 KV_TOKENS = 131_072  # of cache for our engine
@@ -29,6 +30,7 @@ TOKEN_BUDGET = 512
 WARM_UP_TOKENS = 8
 STATIC_BATCH = 32
 MAX_DRAFT_TOKENS = 8
+DRAFT_LAYERS = 24  # of 30: fewer are hardly ever right, for nothing was trained to end there
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class RunResult:
     peak_rss_bytes: int
     steps: int | None
     prefix_hit_tokens: int | None
+    drafted_tokens: int | None
+    accepted_tokens: int | None  # of those
     outputs: list[list[int]]  # token ids by request
 
     def as_json(self) -> dict[str, Any]:
@@ -54,10 +58,13 @@ class Served:
 
     outputs: list[list[int]]
     steps: int
-    prefix_hit_tokens: int
+    prefix_hit_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 Serve = Callable[[LoadedModel, Sequence[BenchmarkRequest]], Served]
+MakeDrafter = Callable[[EngineConfig], Drafter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,7 @@ class System:
 
     serve: Serve
     numerics: Numerics = PLAIN
+    draft_of: Callable[[LoadedModel], LoadedModel] | None = None  # returns the model's draft model
 
 
 def run_system(
@@ -73,10 +81,13 @@ def run_system(
 ) -> RunResult:
     """Load the model, answer a short prompt, then serve the requests once. `started` is the process's start, as
     `time.time` gives it."""
-    serve, numerics = SYSTEMS[name].serve, SYSTEMS[name].numerics
-    loaded = load_model(
-        str(gguf), dtype=DTYPES[dtype], device=torch.device("cpu"), cache_dir=cache_dir, numerics=numerics
-    )
+    system = SYSTEMS[name]
+    device = torch.device("cpu")
+    loaded = load_model(str(gguf), dtype=DTYPES[dtype], device=device, cache_dir=cache_dir, numerics=system.numerics)
+    serve: Serve = system.serve
+    if system.draft_of is not None:
+        drafting, vocab_size = system.draft_of(loaded), loaded.identity.vocab_size
+        serve = partial(_serve_pagemill, make_drafter=lambda config: drafter_of(drafting, config, vocab_size))
     load_s = time.time() - started
     serve(loaded, [BenchmarkRequest(requests[0].prompt[:WARM_UP_TOKENS], 1)])
     first_token_s = time.time() - started
@@ -92,6 +103,8 @@ def run_system(
         peak_rss_bytes,
         served.steps,
         served.prefix_hit_tokens,
+        served.drafted_tokens,
+        served.accepted_tokens,
         served.outputs,
     )
 
@@ -110,7 +123,7 @@ def _serve_pagemill(
     loaded: LoadedModel,
     requests: Sequence[BenchmarkRequest],
     kv_dtype: str = "auto",
-    make_drafter: Callable[[], Drafter] | None = None,
+    make_drafter: MakeDrafter | None = None,
 ) -> Served:
     config = EngineConfig(
         num_blocks=KV_TOKENS // 16, max_model_len=loaded.model.max_model_len, token_budget=TOKEN_BUDGET
@@ -118,7 +131,7 @@ def _serve_pagemill(
     model = loaded.model
     chosen = choose_kv_dtype(kv_dtype, model.dtype, model.head_dim, model.device)
     runner = ModelRunner(model, config.num_blocks, config.block_size, chosen)
-    speculation = None if make_drafter is None else Speculation(make_drafter(), MAX_DRAFT_TOKENS)
+    speculation = None if make_drafter is None else Speculation(make_drafter(config), MAX_DRAFT_TOKENS)
     engine = Engine(config, runner, loaded.identity, Detokenizer(lambda token_ids: ""), speculator=speculation)
     for index, request in enumerate(requests):
         engine.add(str(index), request.prompt, SamplingParams(max_tokens=request.output_tokens, ignore_eos=True))
@@ -126,8 +139,14 @@ def _serve_pagemill(
     while engine.has_work:
         finished.update((request.request_id, request) for request in engine.step())
     ordered = [finished[str(index)] for index in range(len(requests))]
-    hits = sum(request.figures.prefix_hit_tokens for request in ordered)
-    return Served([request.output_token_ids for request in ordered], engine.status().steps, hits)
+    figures = [request.figures for request in ordered]
+    return Served(
+        [request.output_token_ids for request in ordered],
+        engine.status().steps,
+        sum(figure.prefix_hit_tokens for figure in figures),
+        sum(figure.drafted_tokens for figure in figures),
+        sum(figure.accepted_tokens for figure in figures),
+    )
 
 
 def _serve_static(loaded: LoadedModel, requests: Sequence[BenchmarkRequest]) -> Served:
@@ -141,7 +160,7 @@ def _serve_static(loaded: LoadedModel, requests: Sequence[BenchmarkRequest]) -> 
         rows = _generate_padded(model, batch, longest)
         outputs += [row[: request.output_tokens] for row, request in zip(rows, batch, strict=True)]
         steps += longest
-    return Served(outputs, steps, 0)
+    return Served(outputs, steps)
 
 
 def _generate_padded(model: Any, batch: Sequence[BenchmarkRequest], num_tokens: int) -> list[list[int]]:
@@ -163,6 +182,8 @@ SYSTEMS: Mapping[str, System] = {
     "pagemill-int8": System(_serve_pagemill, Numerics(Weights.INT8)),
     "pagemill-kv-int8": System(partial(_serve_pagemill, kv_dtype="int8")),
     "pagemill-kv-fp8": System(partial(_serve_pagemill, kv_dtype="fp8")),
-    "pagemill-ngram": System(partial(_serve_pagemill, make_drafter=PromptLookup)),
+    "pagemill-ngram": System(partial(_serve_pagemill, make_drafter=lambda config: PromptLookup())),
+    "pagemill-draft-layers": System(_serve_pagemill, draft_of=partial(first_layers, num_layers=DRAFT_LAYERS)),
+    "pagemill-draft-itself": System(_serve_pagemill, draft_of=lambda loaded: loaded),  # as right, and slow, as can be
     "transformers-static": System(_serve_static),
 }

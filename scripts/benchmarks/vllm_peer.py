@@ -41,6 +41,8 @@ def main() -> None:
         "peak_rss_bytes": peak_rss_bytes(),
         "steps": None,
         "prefix_hit_tokens": None,
+        "drafted_tokens": None,
+        "accepted_tokens": None,
         "outputs": outputs,
     }
     Path(sys.argv[2]).write_text(json.dumps(result))
