@@ -5,7 +5,7 @@ of late.
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -90,8 +90,18 @@ class Estimate:
     def _prompt_tokens(self, payload: Mapping[str, Any]) -> int:
         if self.counter.encode is not None:
             return len(self.counter.encode(parse_job(payload)))
-        texts = [payload.get("prompt", ""), *(message["content"] for message in payload.get("messages", ()))]
-        return -(-sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN)
+        return -(-sum(len(text.encode()) for text in _texts_of(payload)) // BYTES_PER_TOKEN)
+
+
+def _texts_of(payload: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a chat template makes a prompt of: texts, calls of tools, and the tools that the model is told of."""
+    yield payload.get("prompt", "")
+    for message in payload.get("messages", ()):
+        yield message.get("content") or ""
+        if message.get("tool_calls"):
+            yield json.dumps(message["tool_calls"], ensure_ascii=False)
+    if payload.get("tools") and payload.get("tool_choice") != "none":
+        yield json.dumps(payload["tools"], ensure_ascii=False)
 
 
 def token_counter(settings: Settings) -> TokenCounter:
