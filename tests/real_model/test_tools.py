@@ -1,5 +1,5 @@
-"""Tools with SmolLM2-135M: refused by name with its own chat template, which tells of none; told of, called and answered
-with one that does."""
+"""Tools with SmolLM2-135M: refused by name with its own chat template, which tells of none; told of, called and
+answered with one that does."""
 
 import json
 import shutil
@@ -34,7 +34,8 @@ HERMES = (
     '{% endfor %}</tools>\nFor a call return <tool_call>\n{"name": ..., "arguments": ...}\n</tool_call><|im_end|>\n'
     "{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     '{% for call in message.tool_calls or [] %}<tool_call>\n{"name": "{{ call.function.name }}", "arguments": '
-    "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant{{ '\n' }}"
+    "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant{{ '\n' }}"
 )
 
 
