@@ -10,7 +10,7 @@ from torch.nn import functional
 from engine.attention_layers import UnsupportedModel
 from engine.row_tiles import SIZES, RowTiles, agreeing_sizes
 from kernels.kv_scales import quantise
-from kernels.native.library import NativeKernels
+from kernels.native.library import ANY_ROWS, NativeKernels
 from kernels.native.tiles import TiledMatrix
 
 PACKED_FOR_ROWS = 32  # rows that oneDNN optimises the layout for; others work as well
@@ -168,8 +168,12 @@ class LinearMaker:
         return PackedLinear(weight, bias) if self._packs else _linear(weight, bias)
 
     def _tiled(self, weight: Tensor, bias: Tensor | None) -> TiledMatrix:
-        is_int8 = self._numerics.weights is Weights.INT8
-        return TiledMatrix.int8(weight, bias) if is_int8 else TiledMatrix.of(weight, bias)
+        assert self._native is not None, "only the C kernels want tiles"
+        if self._numerics.weights is not Weights.INT8:
+            return TiledMatrix.of(weight, bias)
+        most = self._native.most_integer_rows
+        # How a row is multiplied must not depend on how many there are.
+        return TiledMatrix.int8(weight, bias, 0 if self._numerics.batch_invariant and most < ANY_ROWS else most)
 
     def _sizes_for(self, weight: Tensor) -> tuple[int, ...]:
         if self._numerics.weights is Weights.INT8:

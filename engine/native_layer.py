@@ -11,7 +11,7 @@ from engine.linears import NativeLinear
 from engine.paged_model import ModelInput
 from kernels.native.attending import NativePlan
 from kernels.native.library import AttentionHeads, LayerStruct, NativeKernels, NormStruct, RoomStruct, StepStruct
-from kernels.native.tiles import TILE_DEPTH, row_tiles_size
+from kernels.native.tiles import TILE_DEPTH
 from kernels.score_rules import ScoreRules
 
 
@@ -67,19 +67,17 @@ class NativeLayer(FusedLayer):
     def _prepared(self, plan: NativePlan, embeddings: Embeddings, slot_mapping: Tensor) -> _Prepared:
         cos, sin = (x[0].to(torch.bfloat16).contiguous() for x in embeddings)
         num_tokens = plan.step.num_tokens
-        widths = (self._num_all * self._head_dim, self._num_heads * self._head_dim)
-        elements = (
-            row_tiles_size(num_tokens, self._hidden_size),
-            num_tokens * widths[0],
-            row_tiles_size(num_tokens, widths[1]),
-            row_tiles_size(num_tokens, self._mlp_size),
+        rooms = (
+            self._native.row_tiles(num_tokens, self._hidden_size),
+            torch.empty(num_tokens * self._num_all * self._head_dim, dtype=torch.bfloat16),
+            self._native.row_tiles(num_tokens, self._num_heads * self._head_dim),
+            self._native.row_tiles(num_tokens, self._mlp_size),
+            torch.empty(self._heads.num_parts(plan.step), dtype=torch.float32),
         )
-        rooms = torch.empty(sum(elements), dtype=torch.bfloat16).split(elements)
-        parts = torch.empty(self._heads.num_parts(plan.step), dtype=torch.float32)
         pointers = (tensor.data_ptr() for tensor in (slot_mapping, cos, sin))
         step = StepStruct(plan.step.struct, *pointers)
-        room = RoomStruct(*(tensor.data_ptr() for tensor in (*rooms, parts)))
-        return _Prepared(step, room, (embeddings, cos, sin, slot_mapping, rooms, parts))
+        room = RoomStruct(*(tensor.data_ptr() for tensor in rooms))
+        return _Prepared(step, room, (embeddings, cos, sin, slot_mapping, rooms))
 
 
 def fits_native(layer: Any, head_dim: int) -> bool:

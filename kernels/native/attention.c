@@ -7,9 +7,9 @@ void pagemill_attention(const Plan *plan, const Heads *heads, const Cache *cache
                         int64_t query_stride, float *parts, bf16 *output) {
 #pragma omp parallel
     {
-        begin_tiles();
+        const unsigned before = begin_tiles();
         attend_all(plan, heads, cache, query, query_stride, parts, output, 0);
-        end_tiles();
+        end_tiles(before);
     }
 }
 

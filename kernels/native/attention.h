@@ -72,7 +72,7 @@ INLINE int take_queries(Workspace *w, const Plan *p, const Heads *heads, int64_t
         for (int64_t head = kv_head * per_head; head < (kv_head + 1) * per_head; head++, row++) {
             const bf16 *from = query + p->members[member] * query_stride + head * dim;
             for (int64_t d = 0; d < dim; d += TILE_DEPTH)
-                _mm512_storeu_si512(in_row_tiles(w->queries, dim, row, d), _mm512_loadu_si512(from + d));
+                copy_row(in_row_tiles(w->queries, dim, row, d), from + d, 0xffffffff);
             memset(w->sums[row], 0, (size_t)dim * sizeof(float));
             w->largest[row] = -INFINITY;
             w->totals[row] = 0.0f;
@@ -134,9 +134,9 @@ static void attend(const Plan *p, const Heads *heads, const Cache *cache, int64_
     }
 }
 
-/* Merge a query's parts for one head. Its elements go to `output` as a row of [num_tokens, num_heads * head_dim], or
- * into row tiles of that. */
-INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t head, const float *parts, bf16 *output,
+/* Merge a query's parts for one head. Its elements go to `output` as a row of [num_tokens, num_heads * head_dim], in
+ * bfloat16, or into row tiles of that. */
+INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t head, const float *parts, void *output,
                   const int is_tiled) {
     const int64_t per_head = heads->num_heads / heads->num_kv_heads, dim = heads->head_dim;
     const int64_t kv_head = head / per_head, first = p->token_parts[token], stop = p->token_parts[token + 1];
@@ -157,8 +157,11 @@ INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t head
         for (int64_t i = 0; i < stop - first; i++)
             sum = _mm512_fmadd_ps(_mm512_loadu_ps(found[i] + 2 + d), _mm512_set1_ps(factors[i]), sum);
         const int64_t element = head * dim + d;
-        bf16 *to = is_tiled ? in_row_tiles(output, width, token, element) : output + token * width + element;
-        store_bf16(to, _mm512_div_ps(sum, _mm512_set1_ps(total)));
+        const __m512 attended = _mm512_div_ps(sum, _mm512_set1_ps(total));
+        if (is_tiled)
+            store_row(in_row_tiles(output, width, token, element), attended);
+        else
+            store_bf16((bf16 *)output + token * width + element, attended);
     }
 }
 
@@ -166,7 +169,7 @@ INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t head
  * parts: room for [num_kv_heads, num_members, num_heads / num_kv_heads, head_dim + 2]. To be called by all threads of a
  * team that has begun tiles; they leave it together. */
 INLINE void attend_all(const Plan *p, const Heads *heads, const Cache *cache, const bf16 *query, int64_t query_stride,
-                       float *parts, bf16 *output, const int is_tiled) {
+                       float *parts, void *output, const int is_tiled) {
     Workspace w;
     if (cache->kind == FP8)
         w.fp8 = fp8_table();

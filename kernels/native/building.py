@@ -11,31 +11,34 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
 from kernels.native.library import NativeKernels, TilesDenied
-from kernels.native.toolchain import COMPILERS, cpu_flags, find_compiler, is_supported
+from kernels.native.toolchain import COMPILERS, Products, cpu_flags, find_compiler, products_of_cpu
 
 logger = logging.getLogger(__name__)
 
 SOURCES = ("linear.c", "attention.c", "decoder_layer.c")
-HEADERS = ("vectors.h", "tiles.h", "widening.h", "matrix.h", "cache.h", "scores.h", "attention.h")
 # No -ffast-math: what is not finite must stay so.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
 WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+FLAGS_OF = {
+    Products.TILES: (),
+    Products.DOTS: WITHOUT_TILES,
+    Products.FLOATS: (*WITHOUT_TILES, "-DPRODUCTS_IN_FLOATS"),
+}
 COMPILE_SECONDS = 120.0  # a compiler that takes longer is given up
 
 
 class NativeBuild:
     """A compilation in the background. `wait` gives what came of it."""
 
-    def __init__(self, cache_dir: Path, *, uses_tiles: bool = True) -> None:
-        """`cache_dir` keeps the compiled file; only this user may be able to write there. Without `uses_tiles`, vectors
-        do the work also where the processor has matrix tiles (AMX)."""
+    def __init__(self, cache_dir: Path, products: Products | None = None) -> None:
+        """`cache_dir` keeps the compiled file; only this user may be able to write there. The kernels multiply in
+        `products`, or in what is fastest on this processor."""
         self._cache_dir = cache_dir
-        self._uses_tiles = uses_tiles
+        self._products = products
         self._kernels: NativeKernels | None = None
         self._thread = Thread(target=self._build, name="native-build", daemon=True)
         self._thread.start()
@@ -46,18 +49,20 @@ class NativeBuild:
         return self._kernels
 
     def _build(self) -> None:
-        if not is_supported():
-            return
+        usable = [products for products in products_of_cpu() if self._products in (None, products)]
         try:
-            self._kernels = self._load()
+            self._kernels = self._load(usable)
         except (OSError, subprocess.SubprocessError) as error:
             logger.info("no C kernels, torch's own operators are slower: %s", error)
 
-    def _load(self) -> NativeKernels:
-        if self._uses_tiles:
-            with suppress(TilesDenied):
-                return _load(self._cache_dir, FLAGS)
-        return _load(self._cache_dir, (*FLAGS, *WITHOUT_TILES))
+    def _load(self, usable: Sequence[Products]) -> NativeKernels | None:
+        """Return the kernels with the first products that the system lets this process use."""
+        for products in usable:
+            try:
+                return _load(self._cache_dir, (*FLAGS, *FLAGS_OF[products]))
+            except TilesDenied as denied:
+                logger.info("%s: the C kernels multiply in vectors, slower", denied)
+        return None
 
 
 def _load(cache_dir: Path, flags: Sequence[str]) -> NativeKernels:
@@ -95,8 +100,9 @@ def _compile(compiler: str, flags: Sequence[str], openmp: Sequence[str], target:
 def _digest(compiler: str, flags: Sequence[str], openmp: Sequence[str]) -> str:
     """Return a name for what the compiled file depends on."""
     digest = hashlib.sha256()
-    for name in (*SOURCES, *HEADERS):
-        digest.update((Path(__file__).parent / name).read_bytes())
+    folder = Path(__file__).parent
+    for path in sorted((*(folder / name for name in SOURCES), *folder.glob("*.h"))):
+        digest.update(path.read_bytes())
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_SECONDS)
     digest.update(version.stdout)
     # What -march=native depends on: a home folder may be shared by unlike machines.

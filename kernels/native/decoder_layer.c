@@ -24,10 +24,10 @@ typedef struct {
 
 /* Room for what the parts leave each other. Row tiles have whole tiles of rows. */
 typedef struct {
-    bf16 *normed;   /* row tiles of [num_tokens, hidden_size] */
-    bf16 *qkv;      /* [num_tokens, num_heads + 2 num_kv_heads, head_dim] */
-    bf16 *attended; /* row tiles of [num_tokens, num_heads head_dim] */
-    bf16 *gated;    /* row tiles of [num_tokens, mlp_size] */
+    row_element *normed;   /* row tiles of [num_tokens, hidden_size] */
+    bf16 *qkv;             /* [num_tokens, num_heads + 2 num_kv_heads, head_dim] */
+    row_element *attended; /* row tiles of [num_tokens, num_heads head_dim] */
+    row_element *gated;    /* row tiles of [num_tokens, mlp_size] */
     float *parts;
 } Room;
 
@@ -37,8 +37,11 @@ const int64_t pagemill_layout[] = {
     MAX_ROWS,     MAX_DIM,       GROUP,
 };
 
+/* Bytes of an element of row tiles. */
+const int64_t pagemill_row_element = sizeof(row_element);
+
 /* y = x / sqrt(mean(x**2) + epsilon) * weight as row tiles. */
-INLINE void norm_rows(const Norm *norm, const bf16 *x, int64_t num_rows, int64_t width, bf16 *row_tiles) {
+INLINE void norm_rows(const Norm *norm, const bf16 *x, int64_t num_rows, int64_t width, row_element *row_tiles) {
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < num_rows; row++) {
         const bf16 *from = x + row * width;
@@ -50,7 +53,7 @@ INLINE void norm_rows(const Norm *norm, const bf16 *x, int64_t num_rows, int64_t
         const float mean = _mm512_reduce_add_ps(squares) / (float)width;
         const __m512 factor = _mm512_set1_ps(1.0f / sqrtf(mean + norm->epsilon));
         for (int64_t i = 0; i < width; i += LANES)
-            store_bf16(in_row_tiles(row_tiles, width, row, i),
+            store_row(in_row_tiles(row_tiles, width, row, i),
                        _mm512_mul_ps(_mm512_mul_ps(load_bf16(from + i), factor), load_bf16(norm->weight + i)));
     }
 }
@@ -89,7 +92,7 @@ void pagemill_decoder_layer(const Layer *layer, const Step *step, const Cache *c
     const int64_t qkv_width = width + 2 * heads->num_kv_heads * heads->head_dim;
 #pragma omp parallel
     {
-        begin_tiles();
+        const unsigned before = begin_tiles();
         norm_rows(&layer->input_norm, hidden, num_tokens, layer->hidden_size, room->normed);
         multiply_matrix(&layer->qkv, AS_BF16, room->normed, num_tokens, room->qkv, qkv_width);
         rotate_and_store(step, heads, cache, room->qkv);
@@ -98,6 +101,6 @@ void pagemill_decoder_layer(const Layer *layer, const Step *step, const Cache *c
         norm_rows(&layer->mlp_norm, hidden, num_tokens, layer->hidden_size, room->normed);
         multiply_matrix(&layer->gate_up, GATED, room->normed, num_tokens, room->gated, layer->mlp_size);
         multiply_matrix(&layer->down, ADDED, room->gated, num_tokens, hidden, layer->hidden_size);
-        end_tiles();
+        end_tiles(before);
     }
 }

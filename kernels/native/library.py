@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from kernels.native.planning import MAX_HEAD_DIM, MAX_ROWS, PlanStruct, StepPlan
-from kernels.native.tiles import GROUP, CacheStruct, MatrixStruct, TiledMatrix, row_tiles_size
+from kernels.native.tiles import GROUP, CacheStruct, MatrixStruct, TiledMatrix, row_tiles
 from kernels.score_rules import ScoreRules
+
+ANY_ROWS = 2**63 - 1
 
 
 class HeadsStruct(ctypes.Structure):
@@ -101,6 +103,10 @@ class NativeKernels:
         if not library.pagemill_prepare():
             raise TilesDenied("the system does not let this process use the processor's matrix tiles")
         self.name = Path(library._name).name  # has a digest of what it was made from
+        # Of matrices of int8: up to so many rows are multiplied faster as integers.
+        self.most_integer_rows = c_int64.in_dll(library, "pagemill_most_integer_rows").value
+        row_bytes = c_int64.in_dll(library, "pagemill_row_element").value
+        self._row_dtype = torch.float32 if row_bytes == torch.float32.itemsize else torch.bfloat16
         self._linear = library.pagemill_linear
         self._linear.argtypes = [c_void_p, POINTER(MatrixStruct), c_void_p, c_void_p, c_int64, c_int64]
         self._store = library.pagemill_store
@@ -126,6 +132,10 @@ class NativeKernels:
         for function in (self._linear, self._store, self._attention, self._decoder_layer):
             function.restype = None
 
+    def row_tiles(self, num_rows: int, depth: int) -> Tensor:
+        """Return room for row tiles of [num_rows, depth]."""
+        return row_tiles(num_rows, depth, self._row_dtype)
+
     def linear(self, x: Tensor, matrix: TiledMatrix, struct: MatrixStruct, dtype: torch.dtype) -> Tensor:
         """Return x times a matrix, [..., num_columns], in bfloat16 or float32, from x: [..., depth]. `struct` is the
         matrix's."""
@@ -133,7 +143,7 @@ class NativeKernels:
         x = x.to(torch.bfloat16).contiguous()
         num_rows = x.numel() // matrix.depth
         output = torch.empty(*x.shape[:-1], matrix.num_columns, dtype=dtype)
-        room = torch.empty(row_tiles_size(num_rows, matrix.depth), dtype=torch.bfloat16)
+        room = self.row_tiles(num_rows, matrix.depth)
         is_float = dtype is torch.float32
         self._linear(x.data_ptr(), byref(struct), output.data_ptr(), room.data_ptr(), num_rows, is_float)
         return output

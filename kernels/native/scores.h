@@ -17,10 +17,10 @@ typedef struct {
 
 /* What a task works with. */
 typedef struct {
-    bf16 queries[MAX_ROWS * MAX_DIM];       /* row tiles */
-    bf16 values[KEY_TILE * MAX_DIM];        /* column tiles of [KEY_TILE, head_dim] */
-    bf16 weights[2][KEY_TILE * TILE_ROWS];  /* row tiles, of two times sixteen rows */
-    float scores[KEY_TILE / 32][2][2][256]; /* [pair of groups][row tile][group][16][16] */
+    row_element queries[MAX_ROWS * MAX_DIM];      /* row tiles */
+    row_element weights[2][KEY_TILE * TILE_ROWS]; /* row tiles, of two times sixteen rows */
+    bf16 values[KEY_TILE * MAX_DIM];              /* column tiles of [KEY_TILE, head_dim] */
+    float scores[KEY_TILE / 32][2][2][256];       /* [pair of groups][row tile][group][16][16] */
     float sums[MAX_ROWS][MAX_DIM];
     float largest[MAX_ROWS], totals[MAX_ROWS], rescale[2 * TILE_ROWS];
     int64_t first_keys[MAX_ROWS], stop_keys[MAX_ROWS], positions[MAX_ROWS];
@@ -101,9 +101,8 @@ INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale, 
         if (has_scales)
             for (int c = 0; c < GROUPS; c++)
                 weights[c] = _mm512_mul_ps(weights[c], _mm512_loadu_ps(w->value_scales + c * GROUP));
-        for (int c = 0; c < GROUPS; c += 2)
-            _mm512_storeu_si512(w->weights[row / TILE_ROWS] + c / 2 * TILE_SIZE + (row % TILE_ROWS + r) * TILE_DEPTH,
-                                (__m512i)_mm512_cvtne2ps_pbh(weights[c + 1], weights[c]));
+        for (int c = 0; c < GROUPS; c++)
+            store_row(w->weights[row / TILE_ROWS] + c / 2 * TILE_SIZE + r * TILE_DEPTH + c % 2 * LANES, weights[c]);
     }
     _mm512_storeu_ps(&w->rescale[row], rescale);
     _mm512_storeu_ps(&w->largest[first_row + row], largest);
@@ -116,7 +115,7 @@ INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale, 
 INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const int num_a, int count, int64_t start,
                         int64_t run_start, const bf16 *const keys[GROUPS], int is_plain, int has_scales) {
     const int64_t dim = heads->head_dim, depth = dim / TILE_DEPTH;
-    const bf16 *queries = w->queries + first_row / TILE_ROWS * depth * TILE_SIZE;
+    const row_element *queries = w->queries + first_row / TILE_ROWS * depth * TILE_SIZE;
     for (int pair = 0; pair < GROUPS / 2; pair++)
         multiply_tiles(queries, depth * TILE_SIZE, num_a, count, keys[2 * pair], keys[2 * pair + 1] - keys[2 * pair], 2,
                        depth, w->scores[pair][0][0]);

@@ -22,7 +22,7 @@ class MatrixStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("tiles", "scales", "bias")),
-        *((name, c_int64) for name in ("num_columns", "depth")),
+        *((name, c_int64) for name in ("num_columns", "depth", "most_integer_rows")),
     ]
 
 
@@ -44,6 +44,7 @@ class TiledMatrix:
     bias: Tensor | None  # [num_columns]
     num_columns: int  # outputs
     depth: int  # inputs
+    most_integer_rows: int = 0  # up to so many rows are multiplied with int8 as integers; with more, int8 is widened
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> "TiledMatrix":
@@ -51,10 +52,11 @@ class TiledMatrix:
         return cls(_column_tiles(weight.detach()), None, _plain(bias), *weight.shape)
 
     @classmethod
-    def int8(cls, weight: Tensor, bias: Tensor | None) -> "TiledMatrix":
+    def int8(cls, weight: Tensor, bias: Tensor | None, most_integer_rows: int) -> "TiledMatrix":
         """The same with the weights rounded to int8, one scale a column."""
         numbers, scales = quantise(weight.detach(), torch.int8, torch.float32)
-        return cls(_column_tiles(numbers), scales, _plain(bias), *weight.shape)
+        num_columns, depth = weight.shape
+        return cls(_column_tiles(numbers), scales, _plain(bias), num_columns, depth, most_integer_rows)
 
     def interleaved(self) -> "TiledMatrix":
         """Return the matrix whose columns are sixteen of the first half's, sixteen of the second's, and so on."""
@@ -65,7 +67,8 @@ class TiledMatrix:
     def struct(self) -> MatrixStruct:
         """Return what the kernels read; it points into this."""
         scales, bias = (None if x is None else x.data_ptr() for x in (self.scales, self.bias))
-        return MatrixStruct(self.tiles.data_ptr(), scales, bias, self.num_columns, self.depth)
+        counts = (self.num_columns, self.depth, self.most_integer_rows)
+        return MatrixStruct(self.tiles.data_ptr(), scales, bias, *counts)
 
 
 def _column_tiles(weight: Tensor) -> Tensor:
@@ -83,9 +86,11 @@ def _interleaved(by_column: Tensor | None) -> Tensor | None:
     return None if by_column is None else by_column.view(2, -1, TILE_ROWS).transpose(0, 1).reshape(-1)
 
 
-def row_tiles_size(num_rows: int, depth: int) -> int:
-    """Return the elements of row tiles that hold [num_rows, depth]."""
-    return -(-num_rows // TILE_ROWS) * TILE_ROWS * (-(-depth // TILE_DEPTH) * TILE_DEPTH)
+def row_tiles(num_rows: int, depth: int, dtype: torch.dtype) -> Tensor:
+    """Return room for row tiles of [num_rows, depth] and a scale in float32 for each of their rows."""
+    padded_rows = -(-num_rows // TILE_ROWS) * TILE_ROWS
+    padded_depth = -(-depth // TILE_DEPTH) * TILE_DEPTH
+    return torch.empty(padded_rows * (padded_depth + torch.float32.itemsize // dtype.itemsize), dtype=dtype)
 
 
 def struct_of_cache(keys: Tensor, values: Tensor, head_dim: int, scales: KVScales | None = None) -> CacheStruct:

@@ -18,8 +18,29 @@ INLINE __m512 load_some_bf16(const bf16 *from, __mmask16 mask) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
 }
 
+INLINE __m256i rounded(__m512 x) {
+#ifdef __AVX512BF16__
+    return (__m256i)_mm512_cvtneps_pbh(x);
+#else
+    const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000)); /* a NaN remains one */
+    const __m512i either = _mm512_mask_mov_epi32(nearest, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(either, 16));
+#endif
+}
+
+/* Sixteen and sixteen, as one vector. */
+INLINE __m512i rounded_pair(__m512 low, __m512 high) {
+#ifdef __AVX512BF16__
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+#else
+    return _mm512_inserti64x4(_mm512_castsi256_si512(rounded(low)), rounded(high), 1);
+#endif
+}
+
 INLINE void store_some_bf16(bf16 *to, __mmask16 mask, __m512 x) {
-    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
+    _mm256_mask_storeu_epi16(to, mask, rounded(x));
 }
 
 INLINE float float_of(bf16 x) {
@@ -30,11 +51,11 @@ INLINE float float_of(bf16 x) {
 }
 
 INLINE bf16 bf16_of(float x) {
-    return (bf16)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set1_ps(x)), 0);
+    return (bf16)_mm256_extract_epi16(rounded(_mm512_set1_ps(x)), 0);
 }
 
 INLINE void store_bf16(bf16 *to, __m512 x) {
-    _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh(x));
+    _mm256_storeu_si256((__m256i *)to, rounded(x));
 }
 
 /* e**x by a polynomial in the fraction of x log2(e): exact enough for bfloat16 many times over; NaN stays NaN. What would be below 2**-125

@@ -32,7 +32,7 @@ INLINE void widen(const uint8_t *from, int64_t count, int64_t kind, const Fp8Tab
         if (kind == INT8) {
             const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
             const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
-            wide = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+            wide = rounded_pair(low, high);
         } else {
             const __m512i codes = _mm512_cvtepu8_epi16(bytes);
             const __m512i low = _mm512_permutex2var_epi16(table->parts[0], codes, table->parts[1]);

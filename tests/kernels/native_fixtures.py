@@ -1,5 +1,4 @@
-"""The C kernels as this machine compiles and runs them: with the processor's matrix tiles, where it has them, and with
-vectors."""
+"""The C kernels as this machine compiles and runs them, in all that its processor can multiply in."""
 
 from collections.abc import Iterator
 
@@ -8,17 +7,17 @@ import torch
 
 from kernels.native.building import NativeBuild
 from kernels.native.library import NativeKernels
-from kernels.native.toolchain import is_supported
+from kernels.native.toolchain import Products, products_of_cpu
 
 COMPILE_SECONDS = 300.0
 
 
-@pytest.fixture(scope="session", params=["tiles", "vectors"])
+@pytest.fixture(scope="session", params=list(Products))
 def native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
-    if not is_supported():
-        pytest.skip("this processor has no AVX-512 bfloat16")
+    if request.param not in products_of_cpu():
+        pytest.skip(f"this processor cannot multiply in {request.param}")
     folder = tmp_path_factory.mktemp("native")
-    kernels = NativeBuild(folder, uses_tiles=request.param == "tiles").wait(COMPILE_SECONDS)
+    kernels = NativeBuild(folder, request.param).wait(COMPILE_SECONDS)
     if kernels is None:
         pytest.skip("this machine has no C compiler for it")
     return kernels

@@ -1,12 +1,14 @@
 """Compiling the C kernels: once, whole, and not at all where there is nothing to compile with."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from kernels.native import building
-from kernels.native.building import NativeBuild
-from kernels.native.toolchain import find_compiler, is_supported
+from kernels.native import building, toolchain
+from kernels.native.building import FLAGS, NativeBuild
+from kernels.native.library import NativeKernels, TilesDenied
+from kernels.native.toolchain import Products, find_compiler, is_supported, products_of_cpu
 
 COMPILE_SECONDS = 300.0
 compiles = pytest.mark.skipif(
@@ -32,10 +34,48 @@ def test_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:
 
 
 @compiles
-def test_with_and_without_tiles_are_different_files(tmp_path: Path) -> None:
-    for uses_tiles in (True, False):
-        assert NativeBuild(tmp_path, uses_tiles=uses_tiles).wait(COMPILE_SECONDS) is not None
-    assert len(list(tmp_path.iterdir())) == 2
+def test_each_kind_of_products_is_a_file_of_its_own(tmp_path: Path) -> None:
+    for products in products_of_cpu():
+        assert NativeBuild(tmp_path, products).wait(COMPILE_SECONDS) is not None
+    assert len(list(tmp_path.iterdir())) == len(products_of_cpu())
+
+
+CPUS = {
+    "no avx512": ("GenuineIntel", "avx2", ()),
+    "ice lake": ("GenuineIntel", "avx512f avx512bw avx512dq avx512vl", ("floats",)),
+    "zen 4": ("AuthenticAMD", "avx512f avx512bw avx512dq avx512vl avx512_bf16", ("dots", "floats")),
+    "tiles hidden": ("GenuineIntel", "avx512f avx512bw avx512dq avx512vl avx512_bf16", ("floats", "dots")),
+    "sapphire rapids": (
+        "GenuineIntel",
+        "avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_bf16 amx_tile",
+        ("tiles", "floats", "dots"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("vendor", "flags", "products"), CPUS.values(), ids=CPUS)
+def test_products_of_processors(
+    vendor: str, flags: str, products: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu {flags} sse\n")
+    monkeypatch.setattr(toolchain, "CPU_INFO", info)
+    assert products_of_cpu() == products
+
+
+@compiles
+def test_without_permission_for_tiles_vectors_do_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(cache_dir: Path, flags: Sequence[str]) -> NativeKernels:
+        if flags == FLAGS:
+            raise TilesDenied("denied")
+        return kernels
+
+    loaded = NativeBuild(tmp_path, Products.FLOATS).wait(COMPILE_SECONDS)
+    assert loaded is not None
+    kernels = loaded
+    monkeypatch.setattr(building, "products_of_cpu", lambda: tuple(Products))
+    monkeypatch.setattr(building, "_load", load)
+    assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is loaded
 
 
 @pytest.mark.parametrize("compiler", ["missing", "broken"])
@@ -44,5 +84,5 @@ def test_without_a_compiler_there_are_none(compiler: str, tmp_path: Path, monkey
         (tmp_path / "cc").write_text('#!/bin/sh\necho Free Software Foundation\ntest "$1" = --version\n')
         (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(building, "is_supported", lambda: True)
+    monkeypatch.setattr(building, "products_of_cpu", lambda: (Products.FLOATS,))
     assert NativeBuild(tmp_path / "cache").wait(COMPILE_SECONDS) is None

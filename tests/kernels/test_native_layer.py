@@ -7,9 +7,17 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.native.library import AttentionHeads, LayerStruct, NativeKernels, NormStruct, RoomStruct, StepStruct
+from kernels.native.library import (
+    ANY_ROWS,
+    AttentionHeads,
+    LayerStruct,
+    NativeKernels,
+    NormStruct,
+    RoomStruct,
+    StepStruct,
+)
 from kernels.native.planning import plan_step
-from kernels.native.tiles import TiledMatrix, row_tiles_size, struct_of_cache, tiled_keys, tiled_values
+from kernels.native.tiles import TiledMatrix, struct_of_cache, tiled_keys, tiled_values
 from tests.kernels.cases import LAYOUTS, Heads, build_case
 
 
@@ -34,27 +42,63 @@ def test_linear(native: NativeKernels, num_rows: int, depth: int, num_columns: i
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("num_rows", [1, 20, 300])
-@pytest.mark.parametrize(("depth", "num_columns"), [(576, 960), (33, 15)])
-def test_linear_of_int8(native: NativeKernels, num_rows: int, depth: int, num_columns: int) -> None:
+@pytest.mark.parametrize("num_rows", [1, 4, 9, 20, 300])
+@pytest.mark.parametrize(("depth", "num_columns"), [(576, 960), (33, 15), (1536, 48)])
+@pytest.mark.parametrize("most_integer_rows", [0, 8, ANY_ROWS])
+def test_linear_of_int8(
+    native: NativeKernels, num_rows: int, depth: int, num_columns: int, most_integer_rows: int
+) -> None:
+    """Widened, or by integers, which round a row to 1/65534 of its greatest number."""
     weight, bias = torch.randn(num_columns, depth).bfloat16(), torch.randn(num_columns).bfloat16()
     weight[3] = 0
     x = torch.randn(num_rows, depth).bfloat16()
+    x[-1, 7] = 400  # beside it, others are small
     scales = (weight.float().abs().amax(dim=1) / 127).clamp(min=1e-30)
     rounded = (weight.float() / scales[:, None]).round().double() * scales[:, None]
-    matrix = TiledMatrix.int8(weight, bias)
-    found = native.linear(x, matrix, matrix.struct(), torch.float32)
+    matrix = TiledMatrix.int8(weight, bias, most_integer_rows)
+    found = native.linear(x, matrix, matrix.struct(), torch.float32).double()
     expected = torch.nn.functional.linear(x.double(), rounded, bias.double())
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    of_rows = x.double().abs().amax(dim=1, keepdim=True) / 65534 * rounded.abs().sum(dim=1)
+    assert ((found - expected).abs() <= 1e-4 + 1e-4 * expected.abs() + of_rows).all()
+    torch.testing.assert_close(found[:-1], expected[:-1], rtol=1e-3, atol=0.02)
+
+
+def test_greatest_integers_do_not_overflow(native: NativeKernels) -> None:
+    weight, x = torch.full((32, 2048), -3.0).bfloat16(), torch.full((20, 2048), 5.0).bfloat16()
+    matrix = TiledMatrix.int8(weight, None, ANY_ROWS)
+    assert torch.equal(
+        native.linear(x, matrix, matrix.struct(), torch.float32).round(), torch.full((20, 32), -15.0 * 2048)
+    )
+
+
+@pytest.mark.parametrize("most_integer_rows", [0, ANY_ROWS])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_rows_of_int8_that_are_not_finite(native: NativeKernels, wrong: float, most_integer_rows: int) -> None:
+    matrix = TiledMatrix.int8(torch.rand(32, 64).bfloat16() + 0.5, None, most_integer_rows)
+    x = torch.randn(20, 64).bfloat16()
+    expected = native.linear(x, matrix, matrix.struct(), torch.float32)
+    x[3, 5] = wrong
+    found = native.linear(x, matrix, matrix.struct(), torch.float32)
+    assert not found[3].isfinite().any()
+    assert torch.equal(found[4:], expected[4:])
+    assert torch.equal(native.linear(x[:0] * 0, matrix, matrix.struct(), torch.float32), expected[:0])
+    zeros = torch.zeros(3, 64).bfloat16()
+    assert torch.equal(native.linear(zeros, matrix, matrix.struct(), torch.float32), torch.zeros(3, 32))
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_row_of_a_product_does_not_depend_on_the_others(native: NativeKernels) -> None:
-    matrix = TiledMatrix.of(torch.randn(960, 576).bfloat16(), None)
+@pytest.mark.parametrize("weights", ["bfloat16", "widened", "integers"])
+def test_a_row_of_a_product_does_not_depend_on_the_others(native: NativeKernels, weights: str) -> None:
+    weight = torch.randn(960, 576).bfloat16()
+    matrix = (
+        TiledMatrix.of(weight, None)
+        if weights == "bfloat16"
+        else TiledMatrix.int8(weight, None, 0 if weights == "widened" else ANY_ROWS)
+    )
     x = torch.randn(200, 576).bfloat16()
     together = native.linear(x, matrix, matrix.struct(), torch.float32)
     x[7] = torch.nan
-    for rows in (slice(0, 1), slice(3, 7), slice(100, 131)):
+    for rows in (slice(0, 1), slice(3, 7), slice(90, 99), slice(100, 131)):
         assert torch.equal(native.linear(x[rows], matrix, matrix.struct(), torch.float32), together[rows])
     assert torch.equal(native.linear(x, matrix, matrix.struct(), torch.float32)[8:], together[8:])
 
@@ -111,8 +155,10 @@ def test_decoder_layer(native: NativeKernels, layout: str, heads: str, has_bias:
     matrices[2] = matrices[2].interleaved()
     attention_heads = AttentionHeads.of(num_heads, num_kv_heads, dim, case.rules)
     plan = plan_step(case.batch, num_heads // num_kv_heads, None, is_invariant=False)
-    sizes = (row_tiles_size(num_tokens, width) for width in (hidden_size, num_all * dim, num_heads * dim, mlp_size))
-    room = [torch.full((size,), torch.nan, dtype=torch.bfloat16) for size in sizes]
+    normed, attended, gated = (
+        native.row_tiles(num_tokens, width).fill_(torch.nan) for width in (hidden_size, num_heads * dim, mlp_size)
+    )
+    rotated_qkv = torch.full((num_tokens * num_all * dim,), torch.nan, dtype=torch.bfloat16)
     parts = torch.full((attention_heads.num_parts(plan),), torch.nan)
     native.decoder_layer(
         LayerStruct(
@@ -124,7 +170,7 @@ def test_decoder_layer(native: NativeKernels, layout: str, heads: str, has_bias:
         ),
         StepStruct(plan.struct, slots.data_ptr(), cos.data_ptr(), sin.data_ptr()),
         struct_of_cache(keys, values, dim),
-        RoomStruct(*(tensor.data_ptr() for tensor in (*room, parts))),
+        RoomStruct(*(tensor.data_ptr() for tensor in (normed, rotated_qkv, attended, gated, parts))),
         hidden,
     )
     difference = (hidden.float() - exact).square().mean().sqrt()

@@ -14,7 +14,7 @@ import click
 from rq.suspension import is_suspended
 
 from engine.quantisation import describe_weights
-from kernels.native.toolchain import COMPILERS, find_compiler, is_supported
+from kernels.native.toolchain import COMPILERS, find_compiler, is_supported, products_of_cpu
 from worker.cli.options import json_option, service_options
 from worker.cli.output import print_json
 from worker.cli.queues import opened_queue, queue_name
@@ -123,7 +123,10 @@ def _check_compiler() -> Check:
     if compiler is None:
         hint = f"none of {', '.join(COMPILERS)} is on the path: a worker on this CPU runs without them, slower"
         return Check("C kernels", Verdict.WARN, hint)
-    return Check("C kernels", Verdict.OK, f"a worker on this CPU has them compiled by {compiler}")
+    fastest = products_of_cpu()[0]
+    return Check(
+        "C kernels", Verdict.OK, f"a worker on this CPU has them compiled by {compiler}, to multiply in {fastest}"
+    )
 
 
 def _check_data_dir(settings: Settings) -> tuple[Verdict, str]:
