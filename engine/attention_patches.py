@@ -76,10 +76,7 @@ class FalconAttention(PatchedAttention):
 
     def __init__(self, original: Any, hook: AttentionHook) -> None:
         super().__init__(original, hook)
-        device = original.dense.weight.device
-        # Falcon scales the biases like the scores, and its authors keep the slopes in bfloat16.
-        slopes = alibi_slopes(original.num_heads, device).bfloat16().float() * original.inv_norm_factor
-        self.slopes = nn.Buffer(slopes)
+        self.slopes = nn.Buffer(_falcon_slopes(original))
 
     def forward(
         self, hidden_states: Tensor, alibi: Tensor | None, *, position_embeddings: tuple[Tensor, Tensor], **_: object
@@ -142,10 +139,12 @@ def hook_attention(model: PreTrainedModel) -> AttentionHook:
     return hook
 
 
-def set_reference_attention(model: PreTrainedModel) -> None:
-    """Let a model that is not patched yet attend by the implementation of transformers' that says what is right.
+@contextmanager
+def reference_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model that is not patched yet attend by the implementation of transformers' that says what is right, with
+    the biases of Falcon's ALiBi as they are before transformers rounds them.
 
-    The definitions that need a patch take it from their configuration only.
+    The definitions that need a patch take the implementation from their configuration only.
     """
     names = {type(module).__name__ for module in model.modules()}
     patched = next((name for name in PATCHES if name in names), None)
@@ -153,6 +152,34 @@ def set_reference_attention(model: PreTrainedModel) -> None:
         model.set_attn_implementation("eager")
     else:
         model.config._attn_implementation = REFERENCES.get(patched, "eager")
+    falcons = [module for module in model.modules() if type(module).__name__ == "FalconAttention"]
+    handles = [module.register_forward_pre_hook(_with_exact_biases, with_kwargs=True) for module in falcons]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _with_exact_biases(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Return the arguments of a Falcon layer with ALiBi biases in its mask that are slope times position, unrounded.
+
+    transformers multiplies in bfloat16, which has eight bits: slopes that are no powers of two, as of more than eight
+    heads, give rounded biases from the first tokens on, and any slope from the 257th.
+    """
+    if options["alibi"] is None:
+        return arguments, options
+    mask: Tensor = options["attention_mask"]  # [1, num_heads, T, num_keys]: biases, or the least number
+    biases = _falcon_slopes(module)[:, None, None] * torch.arange(mask.shape[-1], device=mask.device)
+    exact = torch.where(mask == torch.finfo(mask.dtype).min, mask, biases.to(mask.dtype))
+    return arguments, {**options, "attention_mask": exact}
+
+
+def _falcon_slopes(module: Any) -> Tensor:
+    """Return the slopes of a Falcon layer's scores, [num_heads], float32: Falcon scales the biases like the scores, and
+    its authors keep the slopes in bfloat16."""
+    slopes = alibi_slopes(module.num_heads, module.dense.weight.device).bfloat16().float()
+    return slopes * float(module.inv_norm_factor)
 
 
 def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:

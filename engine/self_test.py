@@ -5,7 +5,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.attention_layers import UnsupportedModel
-from engine.attention_patches import set_reference_attention
+from engine.attention_patches import reference_attention
 from engine.kv_cache import KVCache
 from engine.linears import Numerics, Weights
 from engine.paged_model import PagedModel, max_model_len
@@ -45,8 +45,7 @@ def eager_logits(model: PreTrainedModel) -> Tensor:
     Of a model that `PagedModel` has not taken over yet.
     """
     token_ids = _token_ids(model).to(model.device)
-    set_reference_attention(model.eval())
-    with torch.inference_mode():
+    with reference_attention(model.eval()), torch.inference_mode():
         output = model(input_ids=token_ids.unsqueeze(0), use_cache=False, logits_to_keep=1)
     logits: Tensor = output.logits[0, -1].float()
     return logits

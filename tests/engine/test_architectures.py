@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from engine.attention_layers import UnsupportedModel
+from engine.attention_patches import reference_attention
 from engine.engine import Engine
 from engine.model_loader import LoadedModel
 from tests.engine.architecture_table import (
@@ -161,6 +162,36 @@ def test_falcons_reference_is_not_transformers_eager_attention(tmp_path: Path) -
         logits[name] = model(ids, use_cache=False).logits[0, -1]
     assert (logits["eager"] - logits["sdpa"]).abs().max() > 0.1 * logits["sdpa"].std()
     load(model, tmp_path)
+
+
+def falcon_with_slopes(num_heads: int, num_layers: int = 2) -> transformers.FalconConfig:
+    sizes = {"hidden_size": 8 * num_heads, "num_attention_heads": num_heads, "num_hidden_layers": num_layers}
+    return transformers.FalconConfig(**(FALCON | sizes), alibi=True, bias=True, multi_query=False, parallel_attn=False)
+
+
+@pytest.mark.parametrize(("num_heads", "num_layers", "seed"), [(32, 2, 1), (64, 6, 1)])
+def test_falcon_is_held_to_biases_that_are_not_rounded(
+    num_heads: int, num_layers: int, seed: int, tmp_path: Path
+) -> None:
+    """Slopes of more than eight heads are no powers of two: transformers rounds the biases of the first tokens already,
+    by more than a float32 model may be off."""
+    load(random_model(falcon_with_slopes(num_heads, num_layers), seed), tmp_path)
+
+
+def test_falcon_beyond_what_transformers_rounds_to(tmp_path: Path) -> None:
+    """Rounding is all that the two differ by, at any length: without it transformers generates what we do."""
+    model = random_model(falcon_with_slopes(16))
+    prompts = [[(5 + 7 * place * place) % VOCAB_SIZE for place in range(length)] for length in (40, 300, 700)]
+    ids = torch.tensor(prompts[-1:])
+    with torch.inference_mode():
+        rounded = model(ids, use_cache=False).logits[0]
+        with reference_attention(model):
+            exact = model(ids, use_cache=False).logits[0]
+            expected = [generate(model, prompt, NUM_TOKENS) for prompt in prompts]
+    assert (rounded - exact).abs().max() > 0.1 * exact.std()
+    assert (model(ids, use_cache=False).logits[0] - rounded).abs().max() < 1e-4 * exact.std()  # as it was before
+    engine = make_engine(load(model, tmp_path), num_blocks=600)
+    assert outputs_of(run(engine, prompts, NUM_TOKENS)) == expected
 
 
 def test_falcons_queries_are_served_by_few_kv_heads(tmp_path: Path) -> None:
