@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+import redis
+from rq import Queue
 
 from tests.functions import tasks
 from tests.worker.conftest import connection, proxied, proxy, sqlite_file, sqlite_store
@@ -17,3 +19,9 @@ def fresh_tasks() -> Iterator[None]:
     tasks.begun.clear()
     yield
     tasks.may_go_on.set()
+
+
+@pytest.fixture
+def queue(connection: redis.Redis) -> Queue:
+    """The queue as a producer with nothing but RQ sees it."""
+    return Queue("default", connection=connection, serializer="json")

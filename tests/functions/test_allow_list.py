@@ -63,12 +63,6 @@ def test_setting_takes_dotted_names_only(entry: str) -> None:
         Settings(functions=(entry,))
 
 
-@pytest.fixture
-def queue(connection: redis.Redis) -> Queue:
-    """The queue as a producer with nothing but RQ sees it."""
-    return Queue("default", connection=connection, serializer="json")
-
-
 def reread(job: Job, allow_list: AllowList) -> AllowListedJob:
     """Return a job as a worker with this allow-list reads it."""
     read = allow_listed(allow_list).fetch(job.id, connection=job.connection, serializer="json")

@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import redis
 from rq import Queue, Worker
 from rq.command import send_shutdown_command
 from rq.job import JobStatus
@@ -25,12 +24,6 @@ from worker.rq_worker import SAME_SIGNAL_SECONDS
 TASKS = "tests.functions.tasks"
 WAIT_SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def queue(connection: redis.Redis) -> Queue:
-    """The queue as a producer with nothing but RQ sees it."""
-    return Queue("default", connection=connection, serializer="json")
 
 
 def command(data_dir: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from tests.serving.conftest import Serve
-from tests.serving.test_completions import scripted, wait_for_worker
+from tests.serving.scripted import scripted, wait_for_worker
 from tests.worker.fakes import ScriptedRunner
 from worker.sql.store import JobStore
 

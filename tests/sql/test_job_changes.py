@@ -5,9 +5,10 @@ from datetime import datetime
 import pytest
 from sqlalchemy import Engine
 
+from tests.sql.begun import job_of
 from tests.sql.builders import after, claim_of, dead_of, outcome_of, stats_of, submitted_of
 from worker.records import AttemptState, JobState
-from worker.sql.lookups import JobDetail, StateCount
+from worker.sql.lookups import StateCount
 from worker.sql.store import JobStore
 
 NOW = after(500)
@@ -20,12 +21,6 @@ def now() -> datetime:
 @pytest.fixture
 def store(database: Engine) -> JobStore:
     return JobStore(database, clock=now)
-
-
-def job_of(store: JobStore, job_id: str) -> JobDetail:
-    job = store.job(job_id)
-    assert job is not None
-    return job
 
 
 def test_record_that_is_no_job_is_kept_raw(store: JobStore) -> None:

@@ -4,7 +4,7 @@
 |---|---|
 | another function, pickles | tests/queue/test_dead_records.py, tests/functions/test_allow_list.py |
 | a prompt that is too large, empty, NUL, lone surrogates | tests/test_jobs.py; the entry points below |
-| a prompt longer than the context | tests/engine/test_aborts_and_limits.py, tests/serving/test_completions.py |
+| a prompt longer than the context | tests/engine/test_aborts_and_limits.py, tests/serving/test_refusals.py |
 | parameters out of range, stop strings, log-probabilities | tests/test_jobs.py, tests/openai_api/test_requests.py |
 | token ids beyond the model's | tests/engine/test_aborts_and_limits.py |
 | hostile expressions, grammars and schemas | tests/worker/test_grammars.py; their memory below |

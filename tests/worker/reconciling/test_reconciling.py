@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,81 +12,20 @@ import redis
 from rq import Queue
 from sqlalchemy import update
 
-from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
+from tests.worker.reconciling.workers import begin, done, fall_silent, waiting
 from worker.client import NewJob, enqueue, prepare
 from worker.client import submit as submit_unrecorded
 from worker.queue.access import QueueAccess
 from worker.queue.crashes import CrashKind
 from worker.queue.job_queue import JobQueue
 from worker.queue.suspects import DeadWorker, Suspects
-from worker.reconciling import PAGE_JOBS, DryRun, Finding, RealRepairs, Reconciler, Repairs
-from worker.records import AttemptState, Claim, JobState, Outcome
+from worker.reconciling import PAGE_JOBS, DryRun, Finding, RealRepairs, Reconciler
+from worker.records import AttemptState, JobState
 from worker.running.outcomes import acknowledgement
-from worker.running.reconcile_chore import MARKER_KEY, ReconcileChore
 from worker.sql.database import open_database, writing
-from worker.sql.fleet import WorkerRecord
 from worker.sql.recording import opened_recorder
 from worker.sql.store import JobStore
-from worker.sql.tables import JobRow, WorkerRow
-
-QUEUE = "rq:queue:default"
-
-
-@pytest.fixture
-def submit(connection: redis.Redis, sqlite_file: Path) -> Callable[..., list[str]]:
-    """Submit recorded jobs; return their ids."""
-
-    def submit(*prompts: Any, queue: str = "default") -> list[str]:
-        with opened_recorder(f"sqlite:///{sqlite_file}") as recorder:
-            chunks = enqueue(connection, prepare(prompts), queue=queue, recorder=recorder)
-            return [job_id for chunk in chunks for job_id in chunk]
-
-    return submit
-
-
-def waiting(connection: redis.Redis, queue: str = "default") -> list[str]:
-    return Queue(queue, connection=connection).job_ids
-
-
-@pytest.fixture
-def reconcile(connection: redis.Redis, sqlite_store: JobStore) -> Callable[..., dict[Finding, int]]:
-    """Reconcile once; return the findings that are not zero."""
-
-    def reconcile(repairs: Repairs | None = None) -> dict[Finding, int]:
-        repairs = repairs or RealRepairs(sqlite_store, connection, 60)
-        findings = Reconciler(sqlite_store, connection, repairs).run(lambda seen, total: None, lambda: False)
-        return {finding: number for finding, number in findings.items() if number}
-
-    return reconcile
-
-
-def enlist(store: JobStore, name: str) -> JobQueue | None:
-    record = WorkerRecord(*(name, "host", 1, "m", "cpu", "none", 16, 1, 1, "0", "0", "0"), started_at=datetime.now(UTC))
-    store.register_worker(record)
-    return None
-
-
-def begin(connection: redis.Redis, store: JobStore, name: str, limit: int = 100) -> tuple[Claim, ...]:
-    """Claim jobs and begin their attempts, as the worker `name` does."""
-    machine = ("host", 1, "m", "cpu", "none", 16, 1, 1, "0", "0", "0")
-    store.register_worker(WorkerRecord(name, *machine, started_at=datetime.now(UTC)))
-    claims = JobQueue(connection, name, 60.0).claim(["default"], limit).claims
-    begun = store.begin_attempts(claims, name)
-    assert (begun.terminal, begun.stale) == ({}, frozenset())
-    return claims
-
-
-def fall_silent(sqlite_file: Path, name: str) -> None:
-    """Let a worker be dead for an hour."""
-    database = open_database(f"sqlite:///{sqlite_file}")
-    with writing(database) as connection:
-        past = datetime.now(UTC) - timedelta(hours=1)
-        connection.execute(update(WorkerRow).where(WorkerRow.name == name).values(last_heartbeat_at=past))
-    database.dispose()
-
-
-def done(claim: Claim) -> Outcome:
-    return Outcome(claim, AttemptState.DONE, datetime.now(UTC), "yes", (1,), "stop", 1, 1, None, None, None)
+from worker.sql.tables import JobRow
 
 
 def test_a_wiped_queue_is_rebuilt_in_the_order_of_submission(
@@ -261,7 +200,7 @@ def test_jobs_adrift_in_redis_are_put_back(
 def test_a_started_record_that_sql_never_saw_is_put_back(connection: redis.Redis, reconcile: Any) -> None:
     (job_id,) = submit_unrecorded(connection, ["x"])
     foreign = Queue("default", connection=connection, serializer="json").enqueue("other.function")
-    connection.delete(QUEUE)
+    connection.delete("rq:queue:default")
     for started in (job_id, foreign.id):
         connection.hset(f"rq:job:{started}", "status", "started")
     assert reconcile() == {Finding.ADOPTED: 1}
@@ -311,81 +250,6 @@ def test_two_at_once_queue_nothing_twice(connection: redis.Redis, sqlite_store: 
     findings = reconciler.run(another, lambda: False)
     assert Counter(waiting(connection)) == Counter(ids)
     assert (findings[Finding.REBUILT], findings[Finding.QUEUED]) == (PAGE_JOBS, 1)
-
-
-def test_the_chore_runs_once_a_period_and_after_a_wipe(
-    connection: redis.Redis, sqlite_store: JobStore, submit: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    def chore() -> ReconcileChore:
-        reconciler = Reconciler(sqlite_store, connection, RealRepairs(sqlite_store, connection, 60))
-        return ReconcileChore(reconciler, connection, 300.0, lambda: False)
-
-    one, other = chore(), chore()
-    (job_id,) = submit("x")
-    one.run()
-    connection.delete(QUEUE, f"rq:job:{job_id}")
-    other.run()
-    assert waiting(connection) == [], "it is not time yet"
-    assert 200 < int(connection.ttl(MARKER_KEY)) <= 300
-    connection.set(MARKER_KEY, "another server's run id", ex=300)
-    other.run()
-    assert waiting(connection) == [job_id]
-    assert "1 rebuilt" in caplog.text
-    connection.flushdb()
-    one.run()
-    assert waiting(connection) == [job_id]
-
-
-def test_the_chore_looks_again_soon_where_a_worker_may_be_dead(
-    connection: redis.Redis, sqlite_store: JobStore, submit: Any
-) -> None:
-    submit("x")
-    begin(connection, sqlite_store, "w")
-    connection.flushdb()
-    reconciler = Reconciler(sqlite_store, connection, RealRepairs(sqlite_store, connection, 60))
-    ReconcileChore(reconciler, connection, 300.0, lambda: False).run()
-    assert int(connection.ttl(MARKER_KEY)) <= 60
-
-
-def test_a_worker_rebuilds_a_wiped_queue_and_finishes_what_it_held(
-    connection: redis.Redis, sqlite_store: JobStore, submit: Any
-) -> None:
-    runner = ScriptedRunner()
-    runner.may_step.clear()
-    held = submit({"prompt": f"{ENDLESS} held", "max_tokens": 3})
-    fast: dict[str, Any] = {"beat_seconds": 0.1, "sweep_seconds": 0.1, "max_jobs": 1}
-    with running(make_flow(connection, sqlite_store, runner, **fast)) as worker:
-        eventually(lambda: sqlite_store.states(held) == {held[0]: JobState.RUNNING})
-        more = submit("one", "two")
-        eventually(lambda: connection.exists(MARKER_KEY))
-        connection.flushdb()
-        eventually(lambda: waiting(connection) == more)
-        runner.may_step.set()
-        eventually(lambda: set(sqlite_store.states([*held, *more]).values()) == {JobState.DONE})
-        worker.stop()
-    assert all(count == 1 for count in runner.generations.values())
-
-
-def test_it_rests_only_where_nothing_is_amiss(connection: redis.Redis, sqlite_store: JobStore, submit: Any) -> None:
-    ids = submit(*(f"question {number}" for number in range(2 * PAGE_JOBS)))
-    connection.delete(f"rq:job:{ids[0]}")
-    repairs = RealRepairs(sqlite_store, connection, 60)
-
-    def events_of_a_round() -> list[str]:
-        events: list[str] = []
-        reconciler = Reconciler(sqlite_store, connection, repairs, lambda seconds: events.append("rest"))
-        reconciler.run(lambda seen, total: events.append("page"), lambda: False)
-        return events
-
-    assert events_of_a_round()[:3] == ["page", "page", "rest"]
-    assert events_of_a_round()[:4] == ["page", "rest", "page", "rest"]
-
-
-def test_a_burst_rebuilds_the_queue_first(connection: redis.Redis, sqlite_store: JobStore, submit: Any) -> None:
-    ids = submit("one", "two")
-    connection.flushdb()
-    make_flow(connection, sqlite_store).run(burst=True)
-    assert sqlite_store.states(ids) == dict.fromkeys(ids, JobState.DONE)
 
 
 def test_results_in_redis_follow_a_rebuilt_job(
