@@ -1,6 +1,7 @@
 """The C kernels as this machine compiles and runs them, in all that its processor can multiply in."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,16 +9,17 @@ import torch
 from kernels.native.building import NativeBuild
 from kernels.native.library import NativeKernels
 from kernels.native.toolchain import Products, products_of_cpu
+from tests.compiled_kernels import alone_in
 
 COMPILE_SECONDS = 300.0
 
 
 @pytest.fixture(scope="session", params=list(Products))
-def native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeKernels:
+def native(request: pytest.FixtureRequest, kernels_folder: Path) -> NativeKernels:
     if request.param not in products_of_cpu():
         pytest.skip(f"this processor cannot multiply in {request.param}")
-    folder = tmp_path_factory.mktemp("native")
-    kernels = NativeBuild(folder, request.param).wait(COMPILE_SECONDS)
+    with alone_in(kernels_folder):
+        kernels = NativeBuild(kernels_folder, request.param).wait(COMPILE_SECONDS)
     if kernels is None:
         pytest.skip("this machine has no C compiler for it")
     return kernels

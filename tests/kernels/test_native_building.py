@@ -9,6 +9,7 @@ from kernels.native import building, toolchain
 from kernels.native.building import FLAGS, NativeBuild
 from kernels.native.library import NativeKernels, TilesDenied
 from kernels.native.toolchain import Products, find_compiler, is_supported, products_of_cpu
+from tests.compiled_kernels import alone_in
 
 COMPILE_SECONDS = 300.0
 compiles = pytest.mark.skipif(
@@ -17,27 +18,26 @@ compiles = pytest.mark.skipif(
 
 
 @compiles
-def test_a_compiled_file_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is not None
-    monkeypatch.setattr(building, "_compile", lambda *_: pytest.fail("compiled again"))
-    assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is not None
-    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
-
-
-@compiles
-def test_a_damaged_file_is_compiled_again(tmp_path: Path) -> None:
+def test_a_compiled_file_is_found_again_and_a_damaged_one_made_anew(tmp_path: Path) -> None:
     assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is not None
     (compiled,) = tmp_path.iterdir()
+    assert compiled.suffix == ".so"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(building, "_compile", lambda *_: pytest.fail("compiled again"))
+        assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is not None
+    assert [*tmp_path.iterdir()] == [compiled]
     compiled.unlink()
     compiled.write_bytes(b"\x7fELF cut short")
     assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is not None
+    assert [*tmp_path.iterdir()] == [compiled]
 
 
 @compiles
-def test_each_kind_of_products_is_a_file_of_its_own(tmp_path: Path) -> None:
-    for products in products_of_cpu():
-        assert NativeBuild(tmp_path, products).wait(COMPILE_SECONDS) is not None
-    assert len(list(tmp_path.iterdir())) == len(products_of_cpu())
+def test_each_kind_of_products_is_a_file_of_its_own(kernels_folder: Path) -> None:
+    with alone_in(kernels_folder):
+        for products in products_of_cpu():
+            assert NativeBuild(kernels_folder, products).wait(COMPILE_SECONDS) is not None
+    assert len(list(kernels_folder.glob("*.so"))) == len(products_of_cpu())
 
 
 CPUS = {
@@ -64,13 +64,16 @@ def test_products_of_processors(
 
 
 @compiles
-def test_without_permission_for_tiles_vectors_do_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_permission_for_tiles_vectors_do_the_work(
+    kernels_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load(cache_dir: Path, flags: Sequence[str]) -> NativeKernels:
         if flags == FLAGS:
             raise TilesDenied("denied")
         return kernels
 
-    loaded = NativeBuild(tmp_path, Products.FLOATS).wait(COMPILE_SECONDS)
+    with alone_in(kernels_folder):
+        loaded = NativeBuild(kernels_folder, Products.FLOATS).wait(COMPILE_SECONDS)
     assert loaded is not None
     kernels = loaded
     monkeypatch.setattr(building, "products_of_cpu", lambda: tuple(Products))
