@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.admission import check_token_ids
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
@@ -13,14 +14,13 @@ from engine.forking import Output, check_outputs, request_id_of_output
 from engine.grammar import Grammar
 from engine.ledger import EngineLedger
 from engine.offload_policy import CopyTime
-from engine.offloading import OffloadFigures
 from engine.quarantine import DeviceOutOfMemory, EngineBroken, Quarantine
 from engine.request import ForkGroup, GroupFigures, Request, RequestError, RequestFigures, SamplingParams
 from engine.scheduler import Scheduler
 from engine.speculation.speculator import NoSpeculation, Speculator
+from engine.status import EngineStatus, StepSize
 from engine.step_plan import NO_DRAFTS, Drafts, Sampled, SchedulerOutput, StepLimits
 
-NO_OFFLOADING = OffloadFigures()
 CALM_STEPS = 64  # without the device running out of memory, before steps may double again
 
 logger = logging.getLogger(__name__)
@@ -54,30 +54,6 @@ class ModelIdentity:
     name: str  # salts the block hashes
     vocab_size: int
     stop_token_ids: frozenset[int]  # end-of-sequence and end-of-turn
-
-
-@dataclass(frozen=True, slots=True)
-class StepSize:
-    """How much a step computed."""
-
-    num_requests: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """A snapshot for panels and heartbeats."""
-
-    num_waiting: int
-    num_running: int
-    blocks_held: int
-    blocks_cached: int
-    num_blocks: int
-    steps: int
-    computed_tokens: int  # prompt and output tokens run through the model
-    output_tokens: int  # sampled, of unfinished requests too
-    preemptions: int
-    offload: OffloadFigures = NO_OFFLOADING
 
 
 class Engine:
@@ -123,7 +99,7 @@ class Engine:
         grammar: Grammar | None = None,
     ) -> Request:
         """Queue a prompt of token ids. Raises RequestError when it can never be served; the others go on."""
-        self._check_token_ids(prompt, params)
+        check_token_ids(prompt, params, self.model.vocab_size)
         request = self._new_request(request_id, prompt, params, tenant)
         request.grammar = grammar
         self.scheduler.add(request)
@@ -138,7 +114,7 @@ class Engine:
         """
         check_outputs(outputs)
         for output in outputs:
-            self._check_token_ids(prompt, output.params)
+            check_token_ids(prompt, output.params, self.model.vocab_size)
         group = ForkGroup(GroupFigures(self._clock()))
         for index, output in enumerate(outputs):
             request = self._new_request(request_id_of_output(request_id, index), prompt, output.params, tenant)
@@ -148,14 +124,6 @@ class Engine:
         requests = tuple(group.members)
         self.scheduler.add(*requests)
         return requests
-
-    def _check_token_ids(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        vocab_size = self.model.vocab_size
-        biased = [token for token, _ in params.logit_bias]
-        for field, ids in (("prompt", prompt), ("stop_token_ids", params.stop_token_ids), ("logit_bias", biased)):
-            bad = next((token for token in ids if not 0 <= token < vocab_size), None)
-            if bad is not None:
-                raise RequestError("invalid_token", f"{field} holds token id {bad}; ids go from 0 to {vocab_size - 1}")
 
     def _new_request(self, request_id: str, prompt: Sequence[int], params: SamplingParams, tenant: str) -> Request:
         now = self._clock()

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
+from engine.admission import check_length
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
@@ -60,28 +61,11 @@ class Scheduler:
         Those of a group need not fit all at once: each is preempted and admitted by itself.
         """
         for request in requests:
-            self._check(request)
+            if request.request_id in self._requests:
+                raise RequestError("duplicate_request", f"request_id {request.request_id!r} is already in the engine")
+            check_length(request, self._config)
         for request in requests:
             self._enqueue(request)
-
-    def _check(self, request: Request) -> None:
-        worst = request.num_prompt_tokens + request.params.max_tokens
-        if request.request_id in self._requests:
-            raise RequestError("duplicate_request", f"request_id {request.request_id!r} is already in the engine")
-        if request.num_prompt_tokens < 1:
-            raise RequestError("empty_prompt", "prompt has no tokens; it needs at least 1")
-        if worst > self._config.max_model_len:
-            raise RequestError(
-                "context_length",
-                f"prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.params.max_tokens}: "
-                f"together {worst}, above the context length of {self._config.max_model_len}",
-            )
-        if worst > self._config.longest_sequence:
-            raise RequestError(
-                "kv_capacity",
-                f"prompt has {request.num_prompt_tokens} tokens and max_tokens is {request.params.max_tokens}: "
-                f"together {worst}, above the KV cache's {self._config.longest_sequence}",
-            )
 
     def _enqueue(self, request: Request) -> None:
         self._requests[request.request_id] = request

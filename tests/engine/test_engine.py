@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.engine import EngineStatus
 from engine.request import FinishReason, RequestState, SamplingParams
+from engine.status import EngineStatus
 from tests.engine.fakes import (
     NAN_TOKEN,
     Harness,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.engine import EngineStatus
 from engine.request import Request, RequestFigures, RequestState, SamplingParams
+from engine.status import EngineStatus
 from engine.step_plan import Sampled, SchedulerOutput
 from tests.worker.fakes import CONFIG, ENDLESS, ScriptedRunner, eventually, make_flow, running
 from worker.client import submit

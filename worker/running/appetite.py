@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from engine.config import EngineConfig
-from engine.engine import EngineStatus
 from engine.request import RequestState
+from engine.status import EngineStatus
 from worker.jobs import num_outputs
 from worker.running.held import HeldJob, HeldJobs
 

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 
 import redis
 
-from engine.block_ledger import NS
 from engine.detokenizing import Detokenizer
 from engine.engine import Engine
 from worker.backoff import Backoff
 from worker.errors import PagemillError, ServiceUnavailable, TryLater
-from worker.functions.allow_list import AllowList
 from worker.functions.pool import FunctionPool, RunningFunction
 from worker.log_fields import at_hand
 from worker.metrics.job_tally import JobTally
@@ -30,13 +28,9 @@ from worker.metrics.queue_depths import QueueDepths
 from worker.metrics.step_log import StepLog
 from worker.metrics.worker_metrics import WorkerMetrics
 from worker.progress import WorkerProgress
-from worker.queue.connection import redis_errors
 from worker.queue.delayed import DelayedJobs
-from worker.queue.job_queue import JobQueue
 from worker.queue.suspects import Suspects
 from worker.records import Lease
-from worker.rq_worker import PagemillWorker
-from worker.running.account import WorkerAccount
 from worker.running.appetite import Appetite
 from worker.running.beats import Leases
 from worker.running.claiming import Claimer
@@ -50,18 +44,15 @@ from worker.running.held import HeldJob, HeldJobs
 from worker.running.intake import CompileGrammar, Encode, Intake
 from worker.running.live import Live
 from worker.running.outcomes import OutcomeBuilder
+from worker.running.own_parts import make_account, make_queue, make_worker
 from worker.running.persister import Persister
 from worker.running.threads import POLL_SECONDS, Failure, ServiceThread
 from worker.running.upkeep import Upkeep
 from worker.settings_model import Settings
 from worker.sql.fleet import WorkerRecord
 from worker.sql.store import JobStore
-from worker.sql.tables import utc_now
 from worker.tracing.tracer import make_tracer
 
-MAINTENANCE_SECONDS = 60
-SHORTEST_TTL_SECONDS = 60  # of the worker's entry in RQ's lists, without a beat; RQ adds 60 more
-BEATS_TO_MISS = 3  # before that entry goes
 PATIENCE_SECONDS = 10.0  # for a thread to do its last work
 HURRY_SECONDS = 0.5  # the same after a second request to stop
 
@@ -102,14 +93,14 @@ class Flow:
         failpoints = Failpoints(parse_faults(settings.failpoints))
         self._record = record
         self._journal = journal = journal or NoJournal()
-        self.worker = _make_worker(settings, connection, record.name)
+        self.worker = make_worker(settings, connection, record.name)
         self._held = HeldJobs(settings.max_jobs)
         self._failure = Failure()
         if settings.functions:
             self.worker.functions = FunctionPool(
                 settings.function_threads, self._held, self._serve_function, self._failure
             )
-        self._queue = job_queue = _make_queue(settings, connection, self.worker)
+        self._queue = job_queue = make_queue(settings, connection, self.worker)
         self._outcomes = outcomes = OutcomeBuilder(
             model.decode,
             model.engine.config,
@@ -122,7 +113,7 @@ class Flow:
         self._tracer = make_tracer(settings, record, self._held)
         depths = QueueDepths(connection, record.name, settings.queues, settings.beat_seconds)
         self._live = Live(job_queue, self._held, model.decode, self._cancel, self.worker.stop_function)
-        account = _make_account(record.name, model.engine, began)
+        account = make_account(record.name, model.engine, began)
         self._persister = Persister(
             store, job_queue, self._held, outcomes, self._live.end_streams, failpoints, tally, account, self._tracer
         )
@@ -320,31 +311,3 @@ class Flow:
     def _lose(self, job: HeldJob) -> None:
         job.lost = True
         self._loop.send(Abort(job.claim.execution_id))
-
-
-def _make_account(worker_name: str, engine: Engine, began: float | None) -> WorkerAccount:
-    began = engine.ledger.account.began_ns / NS if began is None else began
-    return WorkerAccount(worker_name, lambda: engine.ledger.account, engine.config.num_blocks, began, utc_now)
-
-
-def _make_worker(settings: Settings, connection: redis.Redis, name: str) -> PagemillWorker:
-    with redis_errors():
-        return PagemillWorker(
-            list(settings.queues),
-            name=name,
-            connection=connection,
-            allow_list=AllowList(settings.functions),
-            worker_ttl=max(SHORTEST_TTL_SECONDS, round(BEATS_TO_MISS * settings.beat_seconds)),
-            maintenance_interval=MAINTENANCE_SECONDS,
-        )
-
-
-def _make_queue(settings: Settings, connection: redis.Redis, worker: PagemillWorker) -> JobQueue:
-    return JobQueue(
-        connection,
-        worker.name,
-        settings.lease_seconds,
-        default_result_ttl_seconds=settings.result_ttl_seconds,
-        lower_queue_share=settings.lower_queue_share,
-        read=worker.read,
-    )

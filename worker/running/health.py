@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.engine import EngineStatus
+from engine.status import EngineStatus
 from worker.running.beats import Beat
 from worker.running.drain import ClaimsState
 from worker.running.engine_loop import Ping
