@@ -1,4 +1,8 @@
-"""Histograms by the hour, the day and the week, side by side: percentiles of months read weeks, not hours."""
+"""Histograms by the hour, the day and the week, side by side: percentiles of months read weeks, not hours.
+
+The table `figure_histograms` stays as it is, for workers of earlier versions that still run: hours that these roll up
+are told by `has_histograms`, and counted again.
+"""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -26,10 +30,12 @@ def _table(name: str, *more: str) -> sa.TableClause:
 
 
 OLD, NEW = _table("figure_histograms"), _table("histograms", "seconds")
-ROLLED = sa.table("rolled_hours", sa.column("hour", _MOMENT))
+ROLLED = sa.table("rolled_hours", sa.column("hour", _MOMENT), sa.column("has_histograms", sa.Boolean()))
 
 
 def upgrade() -> None:
+    op.add_column("rolled_hours", sa.Column("has_histograms", sa.Boolean(), server_default=sa.false(), nullable=False))
+    op.execute(ROLLED.update().values(has_histograms=True))
     _create("histograms", sa.Column("seconds", sa.BigInteger(), nullable=False))
     span = _rolled_span()
     if span is not None:
@@ -41,19 +47,21 @@ def upgrade() -> None:
             _add_up(HOUR, day, DAY)
         for week in _whole(first, last, WEEK):
             _add_up(DAY, week, WEEK)
-    op.drop_table("figure_histograms")
 
 
 def downgrade() -> None:
-    _create("figure_histograms")
+    """Give the old table what was counted since: days, and the recent ones by the hour."""
     span = _rolled_span()
     if span is not None:
         since = _floor(span[1], DAY) - HOURLY
+        known = op.get_bind().scalar(sa.select(sa.func.max(OLD.c.starts_at)))
         for step, asked in ((DAY, NEW.c.starts_at < since), (HOUR, NEW.c.starts_at >= since)):
-            kept = sa.select(*_columns(NEW)).where(NEW.c.seconds == _seconds(step), asked)
+            is_new = sa.true() if known is None else NEW.c.starts_at > known
+            kept = sa.select(*_columns(NEW)).where(NEW.c.seconds == _seconds(step), asked, is_new)
             op.execute(OLD.insert().from_select(_names(), kept))
-    op.create_index(op.f("ix_figure_histograms_starts_at_metric"), "figure_histograms", ["starts_at", "metric"])
     op.drop_table("histograms")
+    with op.batch_alter_table("rolled_hours") as table:
+        table.drop_column("has_histograms")
 
 
 def _create(name: str, *more: sa.Column[Any]) -> None:

@@ -191,19 +191,25 @@ def test_batches_of_purged_jobs_are_still_counted(database: Engine) -> None:
 
 
 @pytest.mark.usefixtures("history")
-def test_hours_without_batches_are_read_from_rows_until_counted_again(database: Engine) -> None:
-    """As after an upgrade: earlier versions counted no batches."""
+def test_hours_of_an_earlier_version_are_read_from_rows_until_counted_again(database: Engine) -> None:
+    """As after an upgrade: earlier versions counted no batches, and have other histograms."""
+    reports = Reports(database, exact_jobs=0)
+    medians = [(row.group, row.count) for row in reports.latency(EVERYTHING, BY_DAY)]
     before = jobs_by_batch(database)
     roll_up(database)
     with writing(database) as connection:
         connection.execute(delete(HourlyBatchTotalsRow))
-        connection.execute(update(RolledHourRow).values(has_batches=False))
+        connection.execute(delete(HistogramRow))
+        connection.execute(update(RolledHourRow).values(has_batches=False, has_histograms=False))
     assert jobs_by_batch(database) == before
+    assert [(row.group, row.count) for row in reports.latency(EVERYTHING, BY_DAY)] == medians
     assert roll_up(database, check_all=True)[1] > 24
     assert roll_up(database, check_all=True) == (0, 0)
     with reading(database) as connection:
         assert connection.scalar(select(func.count()).select_from(HourlyBatchTotalsRow))
+        assert connection.scalar(select(func.count()).select_from(HistogramRow))
     assert jobs_by_batch(database) == before
+    assert [(row.group, row.count) for row in reports.latency(EVERYTHING, BY_DAY)] == medians
 
 
 @pytest.mark.usefixtures("history")

@@ -114,12 +114,18 @@ def _usable_span(
     if (finest_period(by) or 0) % SECONDS_PER_HOUR:
         return None
     span = rolled_span(connection)
-    if span is None or not _asks_for_batches(chosen, by):
+    if span is None:
+        return None
+    if source is HISTOGRAMS:
+        has = RolledHourRow.has_histograms
+    elif _asks_for_batches(chosen, by):
+        has = RolledHourRow.has_batches
+    else:
         return span
-    if source.batch_table is None:
+    if _asks_for_batches(chosen, by) and source.batch_table is None:
         return None
     first, last = span
-    without = connection.scalar(select(func.max(RolledHourRow.hour)).where(~RolledHourRow.has_batches))
+    without = connection.scalar(select(func.max(RolledHourRow.hour)).where(~has))
     return (first if without is None else without + HOUR), last
 
 

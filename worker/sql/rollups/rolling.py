@@ -141,7 +141,7 @@ def roll_up(connection: Connection, start: datetime, end: datetime, by_day_befor
     for source in HOURLY:
         _roll_up_hours(connection, source, start, end)
     rows = [
-        {"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False, "has_batches": True}
+        {"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False, "has_histograms": True, "has_batches": True}
         for hour in starts_in(start, end, HOUR)
     ]
     connection.execute(insert(RolledHourRow), rows)
@@ -176,15 +176,19 @@ def _labels(columns: Any, names: Sequence[str]) -> list[Label[Any]]:
 
 
 def _changed_days(connection: Connection, since: datetime | None, until: datetime) -> Sequence[datetime]:
-    """Return the days with hours that have more or fewer jobs than were counted, or no batches yet, as earlier versions
-    counted none; and that can be counted again.
+    """Return the days that can be counted again, with hours that have more or fewer jobs than were counted, or that a
+    worker of an earlier version counted.
     """
     ended = [JobRow.ended_at < until, *([JobRow.ended_at >= since] if since is not None else [])]
     rolled = [RolledHourRow.hour < until, *([RolledHourRow.hour >= since] if since is not None else [])]
     found = _jobs_by_hour(connection, ended)
     known = connection.execute(select(RolledHourRow.__table__).where(*rolled)).all()
     final = {day_start(row.hour) for row in known if row.is_final}
-    changed = {day_start(row.hour) for row in known if row.jobs != found.get(row.hour, 0) or not row.has_batches}
+    changed = {
+        day_start(row.hour)
+        for row in known
+        if row.jobs != found.get(row.hour, 0) or not row.has_histograms or not row.has_batches
+    }
     return sorted(changed - final)
 
 

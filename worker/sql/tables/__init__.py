@@ -27,6 +27,7 @@ from worker.sql.tables.jobs import (
 from worker.sql.tables.ledger import WorkerHourRow
 from worker.sql.tables.outbox import OutboxRow
 from worker.sql.tables.rollups import (
+    EarlierHistogramRow,
     HistogramRow,
     HourlyBatchCostsRow,
     HourlyBatchFailuresRow,
@@ -56,6 +57,7 @@ __all__ = [
     "ChunkRow",
     "CollectionRow",
     "DocumentRow",
+    "EarlierHistogramRow",
     "HistogramRow",
     "HourlyBatchCostsRow",
     "HourlyBatchFailuresRow",

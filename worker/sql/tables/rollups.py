@@ -20,6 +20,8 @@ class RolledHourRow(Base):
     hour: Mapped[datetime] = mapped_column(primary_key=True)  # its start
     jobs: Mapped[int]  # that ended in it, as the roll-up found them
     is_final: Mapped[bool] = mapped_column(Boolean)  # some of its jobs are purged: it cannot be rolled up again
+    # What it has of what workers of earlier versions do not count.
+    has_histograms: Mapped[bool] = mapped_column(Boolean, server_default=false())  # in `HistogramRow`
     has_batches: Mapped[bool] = mapped_column(Boolean, server_default=false())  # it is rolled up by batch as well
 
 
@@ -111,6 +113,22 @@ class HistogramRow(Base):
     tenant: Mapped[str | None]
     metric: Mapped[str]
     bucket: Mapped[int]  # see worker.sql.rollups.expressions
+    jobs: Mapped[int]
+
+
+class EarlierHistogramRow(Base):
+    """What workers of versions before `HistogramRow` write while they still run. Nothing reads it."""
+
+    __tablename__ = "figure_histograms"
+    __table_args__ = (Index(None, "starts_at", "metric"),)
+
+    id: Mapped[AutoId]
+    starts_at: Mapped[datetime]
+    queue: Mapped[str]
+    model: Mapped[str | None]
+    tenant: Mapped[str | None]
+    metric: Mapped[str]
+    bucket: Mapped[int]
     jobs: Mapped[int]
 
 
