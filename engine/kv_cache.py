@@ -19,6 +19,24 @@ SCALE_DTYPE = torch.bfloat16  # float32's range in two bytes; its rounding stays
 
 
 @dataclass(frozen=True, slots=True)
+class Lane:
+    """A part of all blocks that is one piece of memory: for each token numbers, K's and V's each, and scales."""
+
+    num_heads: int
+    width: int  # numbers of a head
+    num_scales: int  # where they are quantised
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a layer's K and V lie: their lane, and how many numbers and scales of a token come before them in it."""
+
+    lane: int
+    num_numbers: int = 0
+    num_scales: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class KVShape:
     """What determines a block's size. With a `dtype` of one byte, each token and KV head has a scale beside it."""
 
@@ -33,23 +51,49 @@ class KVShape:
         return self.dtype in GREATEST
 
     @property
-    def lanes(self) -> tuple[AttentionLayer, ...]:
-        """A block's parts, each of which has room for K and V of such a layer."""
-        largest = max(self.groups, key=lambda group: len(group.layers))
-        return tuple(self.layers[index] for index in largest.layers)
+    def is_mixed(self) -> bool:
+        """Whether there are groups, and layers differ in width or KV heads: the layers of a group then lie side by side
+        in one lane, a token's numbers adjoining, so that a block is the same memory whichever group has it."""
+        shapes = {(self.layers[i].num_kv_heads, self.layers[i].head_dim) for group in self.groups for i in group.layers}
+        return len(self.groups) > 1 and len(shapes) > 1
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """A block's parts: one with room for each layer of a group, or, where shapes are mixed, one for all of them."""
+        by_group = [[self.layers[index] for index in group.layers] for group in self.groups]
+        if self.is_mixed:
+            width = max(sum(layer.num_kv_heads * layer.head_dim for layer in of) for of in by_group)
+            return (Lane(1, width, max(sum(layer.num_kv_heads for layer in of) for of in by_group)),)
+        largest = max(by_group, key=len)
+        return tuple(Lane(layer.num_kv_heads, layer.head_dim, layer.num_kv_heads) for layer in largest)
+
+    @property
+    def places(self) -> dict[int, tuple[int, Place]]:
+        """The group of each layer that has K and V of its own, and where they lie."""
+        found: dict[int, tuple[int, Place]] = {}
+        for number, group in enumerate(self.groups):
+            num_numbers = num_scales = 0
+            for lane, index in enumerate(group.layers):
+                found[index] = number, Place(0, num_numbers, num_scales) if self.is_mixed else Place(lane)
+                layer = self.layers[index]
+                num_numbers += layer.num_kv_heads * layer.head_dim
+                num_scales += layer.num_kv_heads
+        return found
 
     @property
     def bytes_per_block(self) -> int:
         """K and V of one block over the layers of a group, their scales included."""
         scale_bytes = SCALE_DTYPE.itemsize if self.is_quantised else 0
-        sizes = (lane.num_kv_heads * (lane.head_dim * self.dtype.itemsize + scale_bytes) for lane in self.lanes)
+        sizes = (
+            lane.num_heads * lane.width * self.dtype.itemsize + lane.num_scales * scale_bytes for lane in self.lanes
+        )
         return 2 * self.block_size * sum(sizes)
 
 
-def groups_of(layers: Sequence[AttentionLayer], longest: int) -> tuple[KVGroup, ...]:
+def groups_of(layers: Sequence[AttentionLayer], longest: int, *, may_mix: bool = True) -> tuple[KVGroup, ...]:
     """Return the KV groups of a model whose sequences have up to `longest` tokens.
 
-    Layers of different widths or numbers of KV heads are one group: their blocks could not lie in the same memory.
+    Unless blocks `may_mix` shapes, layers of different widths or numbers of KV heads are one group.
     """
     readers: dict[int, list[int | None]] = {}
     for layer in layers:
@@ -57,8 +101,10 @@ def groups_of(layers: Sequence[AttentionLayer], longest: int) -> tuple[KVGroup, 
     windows = {
         index: None if None in seen else max(w for w in seen if w is not None) for index, seen in readers.items()
     }
-    shapes = {(layers[index].num_kv_heads, layers[index].head_dim) for index in windows}
-    return divide(windows, longest) if len(shapes) == 1 else together(windows)
+    shapes = {index: (layers[index].num_kv_heads, layers[index].head_dim) for index in windows}
+    if len(set(shapes.values())) > 1 and not may_mix:
+        return together(windows)
+    return divide(windows, longest, {index: heads * width for index, (heads, width) in shapes.items()})
 
 
 class UnsupportedCache(Exception):
@@ -82,7 +128,7 @@ class KVCache:
 
     On a CPU the memory has KV heads first: its attention multiplies matrices a head, which are so gathered as they lie.
     Where it is tiled, K and V are [num_blocks, num_kv_heads, block_size * head_dim], in the order of
-    `kernels.native.tiles`, and `tiles[i]` is what the C kernels are given.
+    `kernels.native.tiles`, and `tiles[i]` is what the C kernels are given. Where shapes are mixed, slots come first.
 
     Zeroed at the start, and kept finite: attention reads the unwritten tail of a block under a mask, where a NaN would
     still spread.
@@ -93,9 +139,9 @@ class KVCache:
         self.num_blocks = num_blocks
         # By lane: numbers and, where they are quantised, scales, each [2, num_blocks, ...].
         self._memory = [self._allocate(lane, device) for lane in shape.lanes]
-        places = {index: (group, lane) for group, of in enumerate(shape.groups) for lane, index in enumerate(of.layers)}
+        places = shape.places
         self.groups: tuple[int, ...] = tuple(places[layer.source][0] for layer in shape.layers)
-        of_layers = [self._memory[places[layer.source][1]] for layer in shape.layers]
+        of_layers = [self._at(places[layer.source][1], layer) for layer in shape.layers]
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((memory[0][0], memory[0][1]) for memory in of_layers)
         self.scales: tuple[KVScales | None, ...] = tuple(_scales_of(memory) for memory in of_layers)
         self.tiles: tuple[CacheStruct, ...] | None = None
@@ -103,14 +149,25 @@ class KVCache:
             triples = zip(self.layers, self.scales, shape.layers, strict=True)
             self.tiles = tuple(struct_of_cache(*kv, layer.head_dim, scales) for kv, scales, layer in triples)
 
-    def _allocate(self, layer: AttentionLayer, device: torch.device) -> list[Tensor]:
-        sizes = (2, self.num_blocks, self.shape.block_size, layer.num_kv_heads)
+    def _allocate(self, lane: Lane, device: torch.device) -> list[Tensor]:
+        sizes = (2, self.num_blocks, self.shape.block_size)
         if self.shape.is_tiled:
-            elements = self.shape.block_size * layer.head_dim
-            numbers = _lazy_zeros((2, layer.num_kv_heads, self.num_blocks, elements), self.shape.dtype).transpose(1, 2)
+            assert not self.shape.is_mixed, "tiles have KV heads first"
+            elements = self.shape.block_size * lane.width
+            numbers = _lazy_zeros((2, lane.num_heads, self.num_blocks, elements), self.shape.dtype).transpose(1, 2)
         else:
-            numbers = _zeros((*sizes, layer.head_dim), self.shape.dtype, device)
-        return [numbers, _zeros((*sizes, 1), SCALE_DTYPE, device)] if self.shape.is_quantised else [numbers]
+            numbers = _zeros((*sizes, lane.num_heads, lane.width), self.shape.dtype, device)
+        scales = [_zeros((*sizes, lane.num_scales, 1), SCALE_DTYPE, device)] if self.shape.is_quantised else []
+        return [numbers, *scales]
+
+    def _at(self, place: Place, layer: AttentionLayer) -> list[Tensor]:
+        """Return a layer's numbers and, where they are quantised, scales, each [2, num_blocks, ...]."""
+        memory = self._memory[place.lane]
+        if not self.shape.is_mixed:
+            return memory
+        numbers = memory[0][..., 0, :].narrow(-1, place.num_numbers, layer.num_kv_heads * layer.head_dim)
+        scales = [part.narrow(3, place.num_scales, layer.num_kv_heads) for part in memory[1:]]
+        return [numbers.unflatten(-1, (layer.num_kv_heads, layer.head_dim)), *scales]
 
     def layer(self, index: int) -> tuple[tuple[Tensor, Tensor], KVScales | None]:
         """Return a layer's (K, V) and their scales."""

@@ -12,7 +12,8 @@ class KVGroup:
     """Some of a model's layers. A block of a group has K and V of one run of tokens for all its layers.
 
     The blocks of all groups are of one size, so that they come from one pool: where a model has more sliding layers
-    than full ones, say, the sliding ones are several groups, each of as many layers as the full one has.
+    than full ones, say, the sliding ones are several groups, each of as many layers as the full one has; or of twice as
+    many, where theirs are half as wide.
     """
 
     window: int | None  # tokens that its layers see, the newest included; None sees all
@@ -25,19 +26,25 @@ def together(windows: Mapping[int, int | None]) -> tuple[KVGroup]:
     return (KVGroup(None if None in seen else max(one for one in seen if one is not None), tuple(windows)),)
 
 
-def divide(windows: Mapping[int, int | None], longest: int) -> tuple[KVGroup, ...]:
-    """Return the groups of layers of one shape with which a sequence of `longest` tokens takes the least memory.
+def divide(
+    windows: Mapping[int, int | None], longest: int, sizes: Mapping[int, int] | None = None
+) -> tuple[KVGroup, ...]:
+    """Return the groups of layers with which a sequence of `longest` tokens takes the least memory.
 
-    Groups that are smaller than others leave a part of their blocks unused; that is part of the reckoning.
+    `sizes` has what each layer's K or V of a token takes, in any unit; without it all take as much. Groups that are
+    smaller than others leave a part of their blocks unused; that is part of the reckoning.
     """
+    taken = dict.fromkeys(windows, 1) if sizes is None else sizes
     by_window: dict[int | None, list[int]] = {}
     for layer, window in windows.items():
         by_window.setdefault(window, []).append(layer)
     undivided = together(windows)
-    choices = [_of_size(by_window, size) for size in range(1, len(windows) + 1)]
+    largest, all_sizes = max(taken.values()), sorted({taken[layer] for layer in windows})
+    rooms = sorted({size * number for size in all_sizes for number in range(1, len(windows) + 1)})
+    choices = [_that_fit(by_window, taken, room) for room in rooms if room >= largest]
     few = [groups for groups in choices if len(groups) <= MAX_GROUPS]
-    best = min(few, key=lambda groups: (_cost(groups, longest), len(groups)), default=undivided)
-    return best if _cost(best, longest) <= MOST_LEFT * _cost(undivided, longest) else undivided
+    best = min(few, key=lambda groups: (_cost(groups, taken, longest), len(groups)), default=undivided)
+    return best if _cost(best, taken, longest) <= MOST_LEFT * _cost(undivided, taken, longest) else undivided
 
 
 def num_lanes(groups: tuple[KVGroup, ...]) -> int:
@@ -61,16 +68,21 @@ def most_held(window: int | None, num_tokens: int, num_scheduled_tokens: int, bl
     return min(whole, (window + num_scheduled_tokens - 2) // block_size + 2)
 
 
-def _of_size(by_window: Mapping[int | None, list[int]], size: int) -> tuple[KVGroup, ...]:
-    """Return groups of `size` layers; the last of each window may have fewer."""
-    return tuple(
-        KVGroup(window, tuple(layers[start : start + size]))
-        for window, layers in by_window.items()
-        for start in range(0, len(layers), size)
-    )
+def _that_fit(by_window: Mapping[int | None, list[int]], sizes: Mapping[int, int], room: int) -> tuple[KVGroup, ...]:
+    """Return groups of layers whose sizes together are at most `room`; the last of each window may have fewer."""
+    groups = []
+    for window, layers in by_window.items():
+        taken: list[int] = []
+        for layer in layers:
+            if sum(sizes[other] for other in taken) + sizes[layer] > room:
+                groups.append(KVGroup(window, tuple(taken)))
+                taken = []
+            taken.append(layer)
+        groups.append(KVGroup(window, tuple(taken)))
+    return tuple(groups)
 
 
-def _cost(groups: tuple[KVGroup, ...], longest: int) -> int:
-    """Return what a sequence of `longest` tokens holds: tokens times layers that there is room for."""
+def _cost(groups: tuple[KVGroup, ...], sizes: Mapping[int, int], longest: int) -> int:
+    """Return what a sequence of `longest` tokens holds: tokens times what a block has room for of each."""
     kept = (longest if group.window is None else min(longest, group.window) for group in groups)
-    return num_lanes(groups) * sum(kept)
+    return max(sum(sizes[layer] for layer in group.layers) for group in groups) * sum(kept)

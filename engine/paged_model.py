@@ -149,10 +149,11 @@ class PagedModel:
         except OptionsLost:
             self._hook = hook_attention(model)
             self.layers = self._observe()
-        self.kv_groups = groups_of(self.layers, self.max_model_len)
         if self._hook is None:
             model.set_attn_implementation(ATTENTION_NAME)
         self.native = native if self._is_native() else None
+        # The C kernels' tiles have KV heads first, so that layers of other heads would lie elsewhere in a block.
+        self.kv_groups = groups_of(self.layers, self.max_model_len, may_mix=self.native is None)
 
     def _is_native(self) -> bool:
         """Whether the C kernels can be used in all layers."""

@@ -5,7 +5,7 @@ from typing import Any
 
 # Of configurations that name no layers' types: every so manieth layer sees all, in transformers' definitions.
 FULL_LAYER_EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "gpt-oss": 2, "olmo3": 4}
-# A model with one of these has full layers of another width (Gemma 4), and one block table for all.
+# A model with one of these has full layers of another width (Gemma 4): plans know one width, and take all to keep all.
 _OTHER_WIDTHS = ("global_head_dim", "num_global_key_value_heads", "per_layer_config")
 
 Windows = tuple[int | None, ...]

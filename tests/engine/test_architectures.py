@@ -13,6 +13,7 @@ import transformers
 from engine.attention_layers import UnsupportedModel
 from engine.attention_patches import reference_attention
 from engine.engine import Engine
+from engine.kv_groups import KVGroup
 from engine.model_loader import LoadedModel
 from tests.engine.architecture_table import (
     AT_ONCE,
@@ -23,7 +24,7 @@ from tests.engine.architecture_table import (
     hold_row,
     served_row,
 )
-from tests.engine.tiny_configs import ALSO_SERVED, FALCON, LONGROPE, REFUSED, SERVED, SIZES, VOCAB_SIZE
+from tests.engine.tiny_configs import ALSO_SERVED, FALCON, LONGROPE, REFUSED, SERVED, SIZES, VOCAB_SIZE, WINDOW
 from tests.engine.tiny_models import generate, load, make_config, make_engine, outputs_of, random_model, run
 
 NUM_TOKENS = 12
@@ -213,7 +214,8 @@ def test_memory_of_layers_that_differ(tmp_path: Path) -> None:
     """Gemma 4: wider heads in full layers, and the last two layers have no K and V of their own."""
     model = load(random_model(SERVED["gemma4"]()), tmp_path).model
     assert [(layer.head_dim, layer.source) for layer in model.layers] == [(8, 0), (16, 1), (8, 0), (16, 1)]
-    assert model.kv_shape(4).bytes_per_block == 2 * 2 * (8 + 16) * 4 * 4
+    assert model.kv_groups == (KVGroup(WINDOW, (0,)), KVGroup(None, (1,)))
+    assert model.kv_shape(4).bytes_per_block == 2 * 2 * 16 * 4 * 4
 
 
 def test_model_that_is_off_by_a_little_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

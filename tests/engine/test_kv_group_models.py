@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,11 +15,13 @@ from engine.forking import Output, seed_of_output
 from engine.kv_groups import together
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
+from engine.paged_model import PagedModel
 from engine.request import SamplingParams
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.prompt_lookup import PromptLookup
+from kernels.native.library import NativeKernels
 from tests.engine.fakes import EagerSpeculation
-from tests.engine.tiny_configs import LOCAL_MOE, MIXED, SERVED, SHARED_KV, VOCAB_SIZE, WINDOW
+from tests.engine.tiny_configs import LOCAL_MOE, MIXED, SERVED, SHARED_KV, VOCAB_SIZE, WIDE_FULL_LAYERS, WINDOW
 from tests.engine.tiny_models import generate, load, make_config, make_engine, outputs_of, random_model, run
 
 NUM_TOKENS = 20
@@ -29,12 +31,23 @@ FIVE_TO_ONE: dict[str, Any] = {
     "sliding_window": WINDOW,
     "head_dim": 8,
 }
+THREE_TO_ONE: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 2,
+    "num_kv_shared_layers": 1,
+}
 CONFIGS: dict[str, tuple[Callable[[], PreTrainedConfig], tuple[int | None, ...]]] = {
     "gemma3": (lambda: transformers.Gemma3TextConfig(**(MIXED | FIVE_TO_ONE)), (*[WINDOW] * 5, None)),
     "gpt-oss": (lambda: transformers.GptOssConfig(**LOCAL_MOE, head_dim=8, sliding_window=WINDOW), (WINDOW, None)),
     "gemma3n": (
         lambda: transformers.Gemma3nTextConfig(**SHARED_KV, laurel_rank=4, activation_sparsity_pattern=[0.0] * 4),
         (WINDOW, None),
+    ),
+    # Full layers twice as wide as the others: a full layer's block is two sliding layers', where these are their own.
+    "gemma4": (SERVED["gemma4"], (WINDOW, None)),
+    "gemma4-three-to-one": (
+        lambda: transformers.Gemma4TextConfig(**(SHARED_KV | WIDE_FULL_LAYERS | THREE_TO_ONE)),
+        (WINDOW, WINDOW, None),
     ),
 }
 
@@ -86,10 +99,12 @@ def test_memory_is_a_windows_and_the_full_layers(mixed: Mixed) -> None:
     num_tokens = request.num_tokens - 1  # the last is never computed
     assert num_tokens > 7 * WINDOW
     assert request.figures.kv_blocks_peak <= full * -(-num_tokens // 4) + sliding * (WINDOW + 8 - 2) // 4 + 2 * sliding
-    layers = {layer.source for layer in model.layers}
-    undivided = -(-num_tokens // 4) * len(layers) * 2 * 4 * 2 * 8 * 4  # K and V of four tokens, two heads of 8 floats
+    own = [model.layers[index] for index in {layer.source for layer in model.layers}]
+    a_token = sum(2 * layer.num_kv_heads * layer.head_dim * 4 for layer in own)  # K and V in float32
+    undivided = -(-num_tokens // 4) * 4 * a_token
     taken = request.figures.kv_blocks_peak * model.kv_shape(4).bytes_per_block
-    assert taken < undivided * (0.4 if sliding == 5 else 0.65)
+    leaves_room = model.kv_shape(4).is_mixed  # sliding layers, in blocks that are as large as those of full ones
+    assert taken < undivided * (0.4 if sliding == 5 else 0.85 if leaves_room else 0.65)
 
 
 def test_preempted_requests_go_on(mixed: Mixed) -> None:
@@ -98,7 +113,7 @@ def test_preempted_requests_go_on(mixed: Mixed) -> None:
     longest = max(map(len, mixed.prompts)) + NUM_TOKENS
     least = make_config(mixed.loaded, **sizes).most_blocks_of(longest)
     preemptions = 0
-    for num_blocks in (least, least + 6):
+    for num_blocks in (least, least + 6, least + 9):
         engine = make_engine(mixed.loaded, num_blocks=num_blocks, **sizes)
         for _ in range(2):
             assert outputs_of(run(engine, mixed.prompts[::-1], NUM_TOKENS)) == mixed.expected[::-1]
@@ -171,6 +186,22 @@ def test_groups_change_no_bit_of_bfloat16(tmp_path: Path, kv_dtype: torch.dtype 
     assert found[0] == found[1]
 
 
-def test_layers_of_other_widths_keep_all(tmp_path: Path) -> None:
-    """Gemma 4: its full layers are wider."""
-    assert load(random_model(SERVED["gemma4"]()), tmp_path).model.windows == (None,)
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_blocks_of_mixed_shapes_change_no_token(tmp_path: Path, kv_dtype: torch.dtype | None) -> None:
+    """Of Gemma 4, quantised too: with groups as without, where every layer has memory of its own."""
+    loaded, prompts = load(random_model(CONFIGS["gemma4-three-to-one"][0]()), tmp_path), make_prompts()
+    model, found = loaded.model, []
+    own = {layer.source: layer.window for layer in reversed(model.layers)}
+    for groups in (model.kv_groups, together(own)):
+        model.kv_groups = groups
+        assert model.kv_shape(4).is_mixed == (len(groups) > 1)
+        engine = make_engine(loaded, kv_dtype, token_budget=24, max_num_seqs=4)
+        found.append([outputs_of(run(engine, prompts, NUM_TOKENS)) for _ in range(2)])
+    assert found[0] == found[1]
+
+
+def test_layers_of_other_widths_keep_all_on_the_c_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tiles have KV heads first: a block of wider layers lies elsewhere."""
+    monkeypatch.setattr(PagedModel, "_is_native", lambda self: True)
+    model = random_model(SERVED["gemma4"]())
+    assert PagedModel(model, cast(NativeKernels, object())).windows == (None,)

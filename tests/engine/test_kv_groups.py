@@ -82,9 +82,55 @@ def test_shared_layers_are_their_sources() -> None:
     assert groups_of(layers, 10_000) == (KVGroup(32, (0,)), KVGroup(None, (1,)), KVGroup(16, (2,)))
 
 
-def test_layers_of_different_shapes_stay_together() -> None:
+def test_layers_of_different_shapes_stay_together_where_they_cannot_mix() -> None:
     layers = [layer(0, 16), layer(1, None, num_kv_heads=1)]
-    assert groups_of(layers, 10_000) == (KVGroup(None, (0, 1)),)
+    assert groups_of(layers, 10_000, may_mix=False) == (KVGroup(None, (0, 1)),)
+    assert groups_of(layers, 10_000) == (KVGroup(16, (0,)), KVGroup(None, (1,)))
+
+
+@pytest.mark.parametrize(
+    ("windows", "sizes", "expected"),
+    [
+        # Gemma 4 E2B: of 35 layers 15 have K and V of their own; full ones are twice as wide.
+        (windows_of("ssssf", 3), {"s": 1, "f": 2}, {None: [3], 512: [6, 6]}),
+        # Eight sliding layers take the place of four full ones.
+        (windows_of("sf", 8), {"s": 1, "f": 2}, {None: [4, 4], 512: [8]}),
+        # One full layer, three times as wide as the others.
+        (windows_of("sssssssf"), {"s": 1, "f": 3}, {None: [1], 512: [3, 3, 1]}),
+    ],
+)
+def test_layers_of_different_sizes_are_divided(
+    windows: Mapping[int, int | None], sizes: Mapping[str, int], expected: Mapping[int | None, list[int]]
+) -> None:
+    taken = {layer: sizes["f" if window is None else "s"] for layer, window in windows.items()}
+    found: dict[int | None, list[int]] = {}
+    for group in divide(windows, 131_072, taken):
+        found.setdefault(group.window, []).append(len(group.layers))
+    assert found == expected
+
+
+def test_blocks_of_mixed_shapes_are_one_piece_of_memory() -> None:
+    """Whatever a group writes to its block lies within it, and another group's block is not touched."""
+    layers = (layer(0, 16), layer(1, 16), layer(2, None, num_kv_heads=3))
+    groups = groups_of(layers, 10_000)
+    assert groups == (KVGroup(16, (0,)), KVGroup(16, (1,)), KVGroup(None, (2,)))
+    for dtype in (torch.float32, torch.int8):
+        shape = KVShape(layers, groups, block_size=4, dtype=dtype)
+        cache = KVCache(shape, 5, torch.device("cpu"))
+        assert shape.bytes_per_block == 2 * 4 * 3 * (8 * dtype.itemsize + 2 * (dtype is torch.int8))
+        assert sum(part[0].numel() for part in cache.block_bytes()) == shape.bytes_per_block
+        for block, (keys, values) in enumerate(cache.layers, start=1):
+            keys[block], values[block] = block, 10 * block
+        for block, (keys, values) in enumerate(cache.layers, start=1):
+            assert (keys[block] == block).all()
+            assert (values[block] == 10 * block).all()
+        cache.copy_blocks([(3, 4), (1, 2)])
+        keys, values = cache.layers[2]
+        assert (keys[4] == 3).all()
+        assert (values[4] == 30).all()
+        assert (cache.layers[0][1][2] == 10).all()
+        cache.scrub([3, 4])
+        assert not keys[3:].any()
 
 
 def test_groups_share_memory() -> None:
