@@ -68,7 +68,7 @@ def _epoch_in_sqlite(element: epoch_seconds, compiler: SQLCompiler, **options: A
 
 @compiles(epoch_seconds, "postgresql")
 def _epoch_in_postgresql(element: epoch_seconds, compiler: SQLCompiler, **options: Any) -> str:
-    return f"CAST(floor(extract(epoch FROM {compiler.process(element.clauses, **options)})) AS BIGINT)"
+    return f"CAST(floor(date_part('epoch', {compiler.process(element.clauses, **options)})) AS BIGINT)"
 
 
 def bucket_of(value: ColumnElement[Any]) -> ColumnElement[int]:

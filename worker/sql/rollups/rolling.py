@@ -1,6 +1,6 @@
 """Rolling up: the hours that are over are counted, and counted again when their jobs changed.
 
-A round takes a day (UTC) at a time or, of a backlog, a month, in a transaction each, and leaves off where it is told
+A round takes a day (UTC) at a time or, of a backlog, ten days, in a transaction each, and leaves off where it is told
 to. It may run again at any time and anywhere: what is rolled up already stays, and of two processes one waits.
 """
 
@@ -19,7 +19,7 @@ from worker.sql.rollups.sources import COSTS, FAILURES, FIGURES, TOTALS, WASTE, 
 from worker.sql.tables import JobRow, RolledHourRow, utc_now
 
 GRACE = timedelta(minutes=10)  # after an hour, for results that are committed late
-BACKLOG_STEP = timedelta(days=30)  # of days whose histograms are by the day
+BACKLOG_STEP = timedelta(days=10)  # of days whose histograms are by the day: fewer read tables whole more often
 RECENT = timedelta(days=2)  # hours that every round looks at again
 ROLLUP_LOCK = 0x9A6E_3112  # PostgreSQL's advisory lock: one transaction that rolls up or purges at a time
 WORK_MEMORY = "128MB"  # for a sort or a hash table of PostgreSQL's: its default is for many small queries at once
