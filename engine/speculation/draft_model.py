@@ -139,7 +139,13 @@ class DraftModel:
 def _double(request: Request) -> Request:
     """Return a request of the same prompt that samples the same way, as far as the tokens before do not matter."""
     params = replace(
-        request.params, presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0, min_tokens=0, logprobs=None
+        request.params,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        min_tokens=0,
+        logprobs=None,
+        prompt_logprobs=None,
     )
     return Request(
         request_id=request.request_id,

@@ -59,6 +59,7 @@ WAYS = {
     "seeded_stop": Way(DRAWN, stops=True),
     "min_tokens_stop": Way({"min_tokens": 15}, stops=True),
     "logprobs": Way({"logprobs": 3, **DRAWN}),
+    "prompt_logprobs": Way({"prompt_logprobs": 2}),
     "penalties": Way({**PENALTIES, **DRAWN}),
     "regex": Way(form={"regex": "([a-c]{2}[A-C])+[.]"}),
     "seeded_regex": Way(DRAWN, {"regex": "([a-c]{2}[A-C])+[.]"}),
@@ -167,8 +168,8 @@ def assert_same(found: Sequence[Request], expected: Sequence[Request]) -> None:
     for one, two in zip(found, expected, strict=True):
         assert one.output_token_ids == two.output_token_ids
         assert (one.finish_reason, one.stop_at) == (two.finish_reason, two.stop_at)
-        assert len(one.logprobs) == len(two.logprobs)
-        for mine, theirs in zip(one.logprobs, two.logprobs, strict=True):
+        of_prompts = zip(one.prompt_logprobs, two.prompt_logprobs, strict=True)
+        for mine, theirs in (*zip(one.logprobs, two.logprobs, strict=True), *of_prompts):
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
 
@@ -186,7 +187,7 @@ def test_outputs_are_those_without_drafts(runs: Runs, drafter: Drafter, name: st
     if circumstance == "chunked_then_warm":
         again = runs.outputs(engine, way, num_outputs, stops)
         assert_same(again, expected)
-        assert any(request.figures.prefix_hit_tokens for request in again)
+        assert any(request.figures.prefix_hit_tokens for request in again) == (name != "prompt_logprobs")
     if circumstance == "preempted" and not way.stops:  # which end before there are too many blocks
         assert engine.status().preemptions
     if name == "greedy" or isinstance(drafter, DraftModel):

@@ -132,6 +132,16 @@ def test_draft_model_whose_drafts_are_cut_goes_on(loaded: LoadedModel) -> None:
     assert accepted_share(found) == 1.0
 
 
+def test_draft_model_scores_no_prompt(loaded: LoadedModel) -> None:
+    """It would take its head over each prompt, for numbers that nobody asks it for."""
+    drafter = draft_model(loaded, make_config(loaded))
+    requests = generate(loaded, EagerSpeculation(drafter, DRAFT_TOKENS), {"prompt_logprobs": 1})
+    assert all(len(request.prompt_logprobs) == request.num_prompt_tokens - 1 for request in requests)
+    followers = [follower.request for follower in drafter._followers.values()]
+    assert followers
+    assert not any(follower.prompt_logprobs for follower in followers)
+
+
 def test_draft_model_that_is_not_finite_drafts_no_more(loaded: LoadedModel, tmp_path: Path) -> None:
     model = random_model(SERVED["llama"]())
     broken = load(model, tmp_path)
