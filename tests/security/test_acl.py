@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from click.testing import CliRunner
 from rq import Queue, Worker
 from rq.command import send_shutdown_command, send_stop_job_command
 from rq.job import Job
@@ -16,6 +17,7 @@ from rq.job import Job
 from tests.security.acl import AclServer, acl_server, documented_users
 from tests.servers import SERVERS
 from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually, make_flow, running
+from worker.cli.main import cli
 from worker.client import ends, submit
 from worker.errors import ExitCode, ServiceUnavailable
 from worker.queue.access import CancelOutcome, QueueAccess
@@ -194,11 +196,15 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
 
 
 def test_operator_does_with_the_workers_rights(
-    reported_server: AclServer, sqlite_file: Path, sqlite_store: JobStore
+    reported_server: AclServer, sqlite_file: Path, sqlite_store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in [name for name in os.environ if name.startswith("PAGEMILL_")]:
+        monkeypatch.delenv(name)
     job_ids = sorted(sqlite_store.states(reported_server.job_ids()))
+    options = ("--redis-url", reported_server.url("worker"), "--data-dir", str(sqlite_file.parent))
     for arguments in (*OPERATIONS, ("show", *job_ids), ("cancel", *job_ids), ("retry", *job_ids)):
-        done = run_command(sqlite_file.parent, *arguments, "--redis-url", reported_server.url("worker"))
+        done = CliRunner().invoke(cli, [*arguments, *options], prog_name="pagemill")
+        assert done.exception is None or isinstance(done.exception, SystemExit), arguments
         assert "error" not in done.stderr, (arguments, done.stderr)
     assert reported_server.refusals() == set()
 
