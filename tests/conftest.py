@@ -36,6 +36,12 @@ def smollm2_gguf() -> Path:
     return Path(done.stdout.strip())
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that run real models first: they take minutes, and begun last one process would wait for them."""
+    long = {item.path for item in items if item.get_closest_marker("model") is not None}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Escape lone surrogates in what a test has printed and logged: a process of a parallel run reports in UTF-8."""
