@@ -10,7 +10,9 @@ import logging
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -29,6 +31,7 @@ FLAGS_OF = {
     Products.FLOATS: (*WITHOUT_TILES, "-DPRODUCTS_IN_FLOATS"),
 }
 COMPILE_SECONDS = 120.0  # a compiler that takes longer is given up
+UNUSED_SECONDS = 30 * 86400.0  # compiled files that nobody has loaded for so long are removed
 
 
 class NativeBuild:
@@ -74,7 +77,18 @@ def _load(cache_dir: Path, flags: Sequence[str]) -> NativeKernels:
     if not target.exists() or (library := _opened(target)) is None:
         _compile(compiler, flags, openmp, target)
         library = ctypes.CDLL(str(target))
+        _remove_unused(cache_dir)
+    with suppress(OSError):
+        os.utime(target)
     return NativeKernels(library)
+
+
+def _remove_unused(cache_dir: Path) -> None:
+    """Remove what older versions, or other machines with the same folder, compiled and no longer load."""
+    for path in cache_dir.glob("kernels-*.so"):
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - UNUSED_SECONDS:
+                path.unlink()
 
 
 def _opened(target: Path) -> ctypes.CDLL | None:

@@ -1,5 +1,7 @@
 """Compiling the C kernels: once, whole, and not at all where there is nothing to compile with."""
 
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +32,17 @@ def test_a_compiled_file_is_found_again_and_a_damaged_one_made_anew(tmp_path: Pa
     compiled.write_bytes(b"\x7fELF cut short")
     assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is not None
     assert [*tmp_path.iterdir()] == [compiled]
+
+
+@compiles
+def test_files_that_nobody_loads_are_removed(tmp_path: Path) -> None:
+    old, recent = tmp_path / "kernels-0.so", tmp_path / "kernels-1.so"
+    for path, days in ((old, 31), (recent, 29)):
+        path.touch()
+        os.utime(path, times=(time.time() - days * 86400,) * 2)
+    assert NativeBuild(tmp_path, Products.FLOATS).wait(COMPILE_SECONDS) is not None
+    assert not old.exists()
+    assert recent.exists()
 
 
 @compiles
