@@ -53,7 +53,7 @@ class KVShape:
     @property
     def is_mixed(self) -> bool:
         """Whether there are groups, and layers differ in width or KV heads: the layers of a group then lie side by side
-        in one lane, a token's numbers adjoining, so that a block is the same memory whichever group has it."""
+        in one lane, in each block for itself, so that a block is the same memory whichever group has it."""
         shapes = {(self.layers[i].num_kv_heads, self.layers[i].head_dim) for group in self.groups for i in group.layers}
         return len(self.groups) > 1 and len(shapes) > 1
 
@@ -128,7 +128,8 @@ class KVCache:
 
     On a CPU the memory has KV heads first: its attention multiplies matrices a head, which are so gathered as they lie.
     Where it is tiled, K and V are [num_blocks, num_kv_heads, block_size * head_dim], in the order of
-    `kernels.native.tiles`, and `tiles[i]` is what the C kernels are given. Where shapes are mixed, slots come first.
+    `kernels.native.tiles`, and `tiles[i]` is what the C kernels are given. Where shapes are mixed, blocks
+    come first, in each the layers of a group, and in each of these the KV heads.
 
     Zeroed at the start, and kept finite: attention reads the unwritten tail of a block under a mask, where a NaN would
     still spread.
@@ -165,9 +166,11 @@ class KVCache:
         memory = self._memory[place.lane]
         if not self.shape.is_mixed:
             return memory
-        numbers = memory[0][..., 0, :].narrow(-1, place.num_numbers, layer.num_kv_heads * layer.head_dim)
-        scales = [part.narrow(3, place.num_scales, layer.num_kv_heads) for part in memory[1:]]
-        return [numbers.unflatten(-1, (layer.num_kv_heads, layer.head_dim)), *scales]
+        block_size, heads = self.shape.block_size, layer.num_kv_heads
+        blocks = memory[0].view(2, self.num_blocks, -1)
+        numbers = blocks.narrow(2, block_size * place.num_numbers, block_size * heads * layer.head_dim)
+        by_head = numbers.unflatten(2, (heads, block_size, layer.head_dim))
+        return [by_head.transpose(2, 3), *(part.narrow(3, place.num_scales, heads) for part in memory[1:])]
 
     def layer(self, index: int) -> tuple[tuple[Tensor, Tensor], KVScales | None]:
         """Return a layer's (K, V) and their scales."""

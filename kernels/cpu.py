@@ -42,7 +42,11 @@ def paged_attention(
 
 def store(x: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
     """Write K or V into its slots. Shapes as in `kernels.reference.store_kv`."""
-    cache.flatten(0, 1).index_copy_(0, slot_mapping, x)
+    block_size = cache.shape[1]
+    if cache.stride(0) == block_size * cache.stride(1):
+        cache.flatten(0, 1).index_copy_(0, slot_mapping, x)
+    else:  # blocks lie apart
+        cache.index_put_((slot_mapping // block_size, slot_mapping % block_size), x)
 
 
 def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:

@@ -113,6 +113,16 @@ def build_case(
     return AttentionCase(query.to(dtype), key_cache, value_cache, batch, ScoreRules(0.17))
 
 
+def blocks_apart(cache: Tensor) -> Tensor:
+    """Return a cache of the same content whose blocks have something else between them, KV heads first in each."""
+    num_blocks, block_size, num_kv_heads, head_dim = cache.shape
+    between = torch.zeros(num_blocks, 3 * block_size, dtype=cache.dtype)
+    by_block = cache.transpose(1, 2).flatten(1)
+    whole = torch.cat([x.view(torch.uint8) for x in (between, by_block, between)], dim=1).view(cache.dtype)
+    own = whole[:, between.shape[1] : between.shape[1] + by_block.shape[1]]
+    return own.view(num_blocks, num_kv_heads, block_size, head_dim).transpose(1, 2)
+
+
 def _block_table(
     layout: SequenceLayout, block_size: int, runs: dict[Shared, list[int]], unused: list[int]
 ) -> list[int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels import ops, reference
 from kernels.paged_batch import PagedBatch
 from kernels.score_rules import ScoreRules
-from tests.kernels.cases import HEADS, LAYOUTS, AttentionCase, SequenceLayout, build_case
+from tests.kernels.cases import HEADS, LAYOUTS, AttentionCase, SequenceLayout, blocks_apart, build_case
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # of outputs that average values drawn from N(0, 1)
 
@@ -42,6 +42,14 @@ def assert_equals_reference(case: AttentionCase) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_equals_reference(layout: str, heads: str, block_size: int, dtype: torch.dtype) -> None:
     assert_equals_reference(build_case(LAYOUTS[layout], HEADS[heads], block_size, dtype))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_that_lie_apart_are_read_as_any(layout: str) -> None:
+    """As where layers of different shapes share a block."""
+    case = build_case(LAYOUTS[layout], HEADS["gqa-64"], 16, torch.bfloat16)
+    apart = replace(case, key_cache=blocks_apart(case.key_cache), value_cache=blocks_apart(case.value_cache))
+    assert torch.equal(attend(apart), attend(case))
 
 
 RULES = {

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels import ops, reference
 from kernels.kv_scales import KVScales, quantise, why_unsupported
-from tests.kernels.cases import HEADS, LAYOUTS
+from tests.kernels.cases import HEADS, LAYOUTS, blocks_apart
 from tests.kernels.quantised import quantised_case
 
 CPU = torch.device("cpu")
@@ -46,6 +46,17 @@ def test_attends_as_the_oracle_does(layout: str, dtype: torch.dtype) -> None:
     expected = reference.paged_attention(*arguments, case.batch, case.rules, quantised.scales)
     assert expected.isfinite().all()
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_blocks_that_lie_apart_are_read_as_any(dtype: torch.dtype) -> None:
+    quantised = quantised_case(LAYOUTS["shared-by-decodes-and-chunks"], HEADS["gqa-64"], 16, torch.bfloat16, dtype, CPU)
+    case, scales = quantised.case, quantised.scales
+    plan = ops.plan_attention(case.batch, num_heads=9, num_kv_heads=3, dtype=case.query.dtype, device=CPU)
+    caches = (case.key_cache, case.value_cache)
+    apart = [blocks_apart(cache) for cache in caches]
+    expected = ops.paged_attention(case.query, *caches, plan, case.rules, scales)
+    assert torch.equal(ops.paged_attention(case.query, apart[0], apart[1], plan, case.rules, scales), expected)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.int8, 0.5 / 127), (torch.float8_e4m3fn, 16 / 448)], ids=str)

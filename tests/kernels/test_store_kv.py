@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels import ops, reference
 from kernels.paged_batch import PagedBatch, PagedSequence
+from tests.kernels.cases import blocks_apart
 
 
 def caches(block_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -26,6 +27,19 @@ def test_equals_reference_and_touches_nothing_else(num_tokens: int, block_size: 
     reference.store_kv(key, value, *expected, slots)
     assert int(expected[0].isfinite().sum()) == num_tokens * 3 * 40
     for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_blocks_that_lie_apart_are_written_as_any(block_size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    key, value = torch.randn(2, 3, 7, 40, generator=generator).transpose(1, 2)
+    slots = torch.randperm(9 * block_size, generator=generator)[:7]
+    found, expected = caches(block_size, torch.float32), caches(block_size, torch.float32)
+    apart = [blocks_apart(cache) for cache in found]
+    ops.store_kv(key, value, apart[0], apart[1], slots)
+    reference.store_kv(key, value, *expected, slots)
+    for mine, theirs in zip(apart, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
 
 
