@@ -39,4 +39,4 @@ INLINE void multiply_rows(const bf16 *rows, const int count, const bf16 *b, ptrd
             _mm512_storeu_ps(c + j * 256 + r * 16, sums[r][j]);
 }
 
-PRODUCT_BY_ROWS(multiply_tiles, multiply_rows, bf16)
+PRODUCT_BY_ROWS(multiply_tiles, multiply_rows, bf16, 0)
