@@ -68,7 +68,7 @@ INLINE void multiply_integer_rows(const row_element *rows, const int count, cons
         }
 }
 
-PRODUCT_BY_ROWS(add_integer_products, multiply_integer_rows, int8_t, 1)
+PRODUCT_BY_ROWS(add_integer_products, multiply_integer_rows, int8_t, 0)
 
 /* What `multiply_tiles` does, scales left out. */
 INLINE void multiply_integers(const row_element *a, ptrdiff_t a_step, int num_a, int num_rows, const int8_t *b,
