@@ -45,9 +45,10 @@ def _asked() -> Mapping[str, Callable[[Reports], object]]:
     day = ReportFilter(since=END - timedelta(days=1))
     batch = ReportFilter(batch="batch-1000")
     tenant = ReportFilter(tenant="tenant-1")
-    queue = (Dimension.QUEUE,)
+    queue, by_batch = (Dimension.QUEUE,), (Dimension.BATCH,)
     return {
         "summary": lambda reports: reports.summary(everything),
+        "summary by batch": lambda reports: reports.summary(everything, by_batch),
         "summary, 30 days": lambda reports: reports.summary(month),
         "summary, a tenant": lambda reports: reports.summary(tenant),
         "summary, a batch": lambda reports: reports.summary(batch),
@@ -61,14 +62,16 @@ def _asked() -> Mapping[str, Callable[[Reports], object]]:
         "latency, 30 days": lambda reports: reports.latency(month),
         "latency, a day by the hour": lambda reports: reports.latency(day, (Dimension.HOUR,)),
         "latency, a batch": lambda reports: reports.latency(batch),
+        "latency by batch, a day": lambda reports: reports.latency(day, by_batch),
         "memory": lambda reports: reports.memory(everything),
         "memory by model": lambda reports: reports.memory(everything, (Dimension.MODEL,)),
         "savings by queue": lambda reports: reports.savings(everything, queue),
         "prefix by tenant": lambda reports: reports.prefix(everything, (Dimension.TENANT,)),
         "failures": lambda reports: reports.failures(everything),
+        "failures by batch": lambda reports: reports.failures(everything, by_batch),
         "waste by queue": lambda reports: reports.waste(everything, queue),
         "costs by tenant": lambda reports: reports.costs(everything, (Dimension.TENANT,)),
-        "costs by batch, a day": lambda reports: reports.costs(day, (Dimension.BATCH,)),
+        "costs by batch": lambda reports: reports.costs(everything, by_batch),
         "slowest": lambda reports: reports.slowest(day),
     }
 
