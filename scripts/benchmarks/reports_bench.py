@@ -48,12 +48,12 @@ def _asked() -> Mapping[str, Callable[[Reports], object]]:
     queue, by_batch = (Dimension.QUEUE,), (Dimension.BATCH,)
     return {
         "summary": lambda reports: reports.summary(everything),
-        "summary by batch": lambda reports: reports.summary(everything, by_batch),
         "summary, 30 days": lambda reports: reports.summary(month),
         "summary, a tenant": lambda reports: reports.summary(tenant),
         "summary, a batch": lambda reports: reports.summary(batch),
         "throughput by hour": lambda reports: reports.throughput(everything),
         "throughput by day and queue": lambda reports: reports.throughput(everything, (Dimension.DAY, *queue)),
+        "throughput by batch": lambda reports: reports.throughput(everything, by_batch),
         "latency": lambda reports: reports.latency(everything),
         "latency by queue": lambda reports: reports.latency(everything, queue),
         "latency by model": lambda reports: reports.latency(everything, (Dimension.MODEL,)),
