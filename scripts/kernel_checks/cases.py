@@ -138,6 +138,7 @@ def representative_cases(target: str) -> Iterator[Case]:
     for head_dim in (64, 128, 256):
         yield from attention_cases(target, head_dim, 16, "bf16", 4, (Form.PLAIN, Form.RULES, Form.INT8, Form.FP8))
     yield from attention_cases(target, 80, 32, "fp16", 3, (Form.PARTS, Form.INT8, Form.FP8))
+    yield from attention_cases(target, 64, 16, "fp16", 3, (Form.INT8, Form.FP8))
     yield from attention_cases(target, 128, 16, "fp32", 3, (Form.INT8, Form.FP8))
     for head_dim in (64, 128, 256):
         yield from attention_cases(target, head_dim, 16, "fp32", 1, (Form.RULES,))
