@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 SOURCES = ("linear.c", "attention.c", "decoder_layer.c")
 # No -ffast-math: what is not finite must stay so.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
-WITHOUT_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
-FLAGS_OF = {
-    Products.TILES: (),
-    Products.DOTS: WITHOUT_TILES,
-    Products.FLOATS: (*WITHOUT_TILES, "-DPRODUCTS_IN_FLOATS"),
+# Names of our own: an old compiler has no options that forbid instructions which it does not know.
+FLAGS_OF: dict[Products, tuple[str, ...]] = {
+    Products.TILES: ("-DPRODUCTS_IN_TILES",),
+    Products.DOTS: (),
+    Products.FLOATS: ("-DPRODUCTS_IN_FLOATS",),
 }
 COMPILE_SECONDS = 120.0  # a compiler that takes longer is given up
 UNUSED_SECONDS = 30 * 86400.0  # compiled files that nobody has loaded for so long are removed
@@ -59,12 +59,12 @@ class NativeBuild:
             logger.info("no C kernels, torch's own operators are slower: %s", error)
 
     def _load(self, usable: Sequence[Products]) -> NativeKernels | None:
-        """Return the kernels with the first products that the system lets this process use."""
+        """Return the kernels with the first products that the compiler knows and the system lets this process use."""
         for products in usable:
             try:
                 return _load(self._cache_dir, (*FLAGS, *FLAGS_OF[products]))
-            except TilesDenied as denied:
-                logger.info("%s: the C kernels multiply in vectors, slower", denied)
+            except (TilesDenied, subprocess.CalledProcessError) as error:
+                logger.info("the C kernels cannot multiply in %s: %s", products, error)
         return None
 
 

@@ -22,14 +22,15 @@ INLINE float to_integers(row_element *tiles, int64_t depth, int64_t row) {
         is_nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
         most = _mm512_max_ps(most, _mm512_abs_ps(v));
     }
-    const float scale = is_nan ? NAN : _mm512_reduce_max_ps(most) / GREATEST_INTEGER;
-    const __m512 factor = _mm512_set1_ps(1.0f / fmaxf(scale, 1.17549435e-38f)); /* 0 is the scale of zeros */
+    /* At least the smallest that has all its digits: of that, and of zeros, there is an inverse. */
+    const float scale = fmaxf(_mm512_reduce_max_ps(most) / GREATEST_INTEGER, 1.17549435e-38f);
+    const __m512 factor = _mm512_set1_ps(1.0f / scale);
     for (int64_t i = 0; i < depth; i += LANES) {
         const __m512 v = _mm512_mul_ps(load_row(in_row_tiles(tiles, depth, row, i)), factor);
         int16_t *to = (int16_t *)in_row_tiles(tiles, depth, row, i / TILE_DEPTH * TILE_DEPTH) + i % TILE_DEPTH;
         _mm256_storeu_si256((__m256i *)to, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v)));
     }
-    return scale;
+    return is_nan ? NAN : scale;
 }
 
 INLINE __m512i add_products(__m512i sum, __m512i x, __m512i y) {

@@ -2,7 +2,7 @@
 
 #include "matrix.h"
 
-#ifdef __AMX_BF16__
+#ifdef PRODUCTS_IN_TILES
 
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -49,7 +49,8 @@ INLINE void finish_row(const Matrix *m, const enum Finish finish, int64_t row, f
         found[j] = _mm512_loadu_ps(sums + j * 256);
         if (m->scales) {
             const __m512 scales = _mm512_maskz_loadu_ps(mask, m->scales + column + j * TILE_ROWS);
-            found[j] = _mm512_mul_ps(found[j], _mm512_mul_ps(scales, _mm512_set1_ps(row_scale)));
+            /* The sum between them: the scales' own product may be smaller than any number. */
+            found[j] = _mm512_mul_ps(_mm512_mul_ps(found[j], scales), _mm512_set1_ps(row_scale));
         }
         if (m->bias)
             found[j] = _mm512_add_ps(found[j], load_some_bf16(m->bias + column + j * TILE_ROWS, mask));

@@ -72,7 +72,7 @@ INLINE row_element *in_row_tiles(row_element *tiles, int64_t depth, int64_t row,
 
 #if defined(PRODUCTS_IN_FLOATS)
 #include "tiles_floats.h"
-#elif defined(__AMX_BF16__)
+#elif defined(PRODUCTS_IN_TILES)
 #include "tiles_amx.h"
 #else
 #include "tiles_dots.h"

@@ -1,6 +1,10 @@
 /* Products of tiles in the processor's matrix tiles (AMX). Included by tiles.h. */
 #pragma once
 
+#ifndef __AMX_BF16__
+#error "the compiler does not know of the processor's matrix tiles"
+#endif
+
 /* Some compilers do not know that tiles read and write memory, nor which: without this, what was written there might be
  * written later, or, where nothing else reads it, never. */
 #define MEMORY_OF_TILES(pointer) __asm__ volatile("" ::"r"(pointer) : "memory")

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.native import building, toolchain
-from kernels.native.building import FLAGS, NativeBuild
+from kernels.native.building import FLAGS, FLAGS_OF, NativeBuild
 from kernels.native.library import NativeKernels, TilesDenied
 from kernels.native.toolchain import Products, find_compiler, is_supported, products_of_cpu
 from tests.compiled_kernels import alone_in
@@ -81,7 +82,7 @@ def test_without_permission_for_tiles_vectors_do_the_work(
     kernels_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(cache_dir: Path, flags: Sequence[str]) -> NativeKernels:
-        if flags == FLAGS:
+        if flags == (*FLAGS, *FLAGS_OF[Products.TILES]):
             raise TilesDenied("denied")
         return kernels
 
@@ -92,6 +93,20 @@ def test_without_permission_for_tiles_vectors_do_the_work(
     monkeypatch.setattr(building, "products_of_cpu", lambda: tuple(Products))
     monkeypatch.setattr(building, "_load", load)
     assert NativeBuild(tmp_path).wait(COMPILE_SECONDS) is loaded
+
+
+@compiles
+def test_a_compiler_that_does_not_know_tiles_compiles_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GNU's before version 11: it refuses options that name them, too."""
+    old = tmp_path / "gcc"
+    refused = '*" -mno-amx-"* | *PRODUCTS_IN_TILES*) exit 1'
+    old.write_text(f'#!/bin/sh\ncase " $*" in {refused};; esac\nexec {find_compiler()} "$@"\n')
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(building, "products_of_cpu", lambda: (Products.TILES, Products.FLOATS))
+    kernels = NativeBuild(tmp_path / "cache").wait(COMPILE_SECONDS)
+    assert kernels is not None
+    assert kernels.row_tiles(16, 32).dtype is torch.float32  # what the second multiply
 
 
 @pytest.mark.parametrize("compiler", ["missing", "broken"])

@@ -72,6 +72,15 @@ def test_greatest_integers_do_not_overflow(native: NativeKernels) -> None:
 
 
 @pytest.mark.parametrize("most_integer_rows", [0, ANY_ROWS])
+def test_rows_of_the_smallest_numbers(native: NativeKernels, most_integer_rows: int) -> None:
+    """Their scale would be a number that has lost digits, or none."""
+    matrix = TiledMatrix.int8(torch.rand(32, 64).bfloat16() + 0.5, None, most_integer_rows)
+    x = torch.full((2, 64), 2.0**-115).bfloat16()
+    found, ones = (native.linear(rows, matrix, matrix.struct(), torch.float32) for rows in (x, torch.ones_like(x)))
+    torch.testing.assert_close(found, ones * 2.0**-115, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("most_integer_rows", [0, ANY_ROWS])
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
 def test_rows_of_int8_that_are_not_finite(native: NativeKernels, wrong: float, most_integer_rows: int) -> None:
     matrix = TiledMatrix.int8(torch.rand(32, 64).bfloat16() + 0.5, None, most_integer_rows)
