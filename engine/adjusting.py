@@ -28,7 +28,7 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> dict[int, RequestErro
         if params.logit_bias:
             token_ids, biases = zip(*params.logit_bias, strict=True)
             logits[row, list(token_ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
-        if request.num_output_tokens < params.min_tokens and request.stop_ids:
+        if bans_ends(request):
             logits[row, list(request.stop_ids)] = NEVER
         if request.grammar is not None:
             try:
@@ -39,6 +39,11 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> dict[int, RequestErro
                 logger.exception("the grammar of request %s failed", request.request_id)
                 failed[row] = RequestError("grammar_failed", "the grammar could not be followed")
     return failed
+
+
+def bans_ends(request: Request) -> bool:
+    """Whether the next token may not be one that ends the output."""
+    return request.num_output_tokens < request.params.min_tokens and bool(request.stop_ids)
 
 
 def _confine(row: Tensor, allowed: NDArray[np.bool_]) -> None:

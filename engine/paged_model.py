@@ -284,6 +284,7 @@ def max_model_len(config: PreTrainedConfig) -> int:
     if longest is None:
         raise UnsupportedModel(f"its configuration names no context length (none of {', '.join(CONTEXT_NAMES)})")
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        longest = min(longest, rope["original_max_position_embeddings"])
+    for of_layers in (rope, *rope.values()):  # one for all layers, or one for each type of layer
+        if isinstance(of_layers, Mapping) and of_layers.get("rope_type") == "longrope":
+            longest = min(longest, of_layers["original_max_position_embeddings"])
     return int(longest)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.adjusting import adjust
+from engine.adjusting import adjust, bans_ends
 from engine.request import Request, RequestError, TokenLogprobs
 from kernels import ops
 from kernels.draws import Draws
@@ -57,8 +57,8 @@ class _Plain:
     def __init__(self, logits: Tensor, requests: Sequence[Request]) -> None:
         self._rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
         self._logprobs = logits[self._rows].log_softmax(dim=-1) if self._rows else None
-        # A grammar's -inf could hide what is not finite.
-        confined = [row for row, request in enumerate(requests) if request.grammar is not None]
+        # The -inf of a grammar, or of ends that may not come yet, could hide what is not finite.
+        confined = [row for row, request in enumerate(requests) if request.grammar is not None or bans_ends(request)]
         bad = [] if not confined else (~torch.isfinite(logits[confined].amax(dim=-1))).nonzero().flatten().tolist()
         self.failed = {confined[index]: RequestError("numerical_error", NOT_FINITE) for index in bad}
 

@@ -24,7 +24,7 @@ from tests.engine.architecture_table import (
     hold_row,
     served_row,
 )
-from tests.engine.tiny_configs import ALSO_SERVED, FALCON, LONGROPE, REFUSED, SERVED, SIZES, VOCAB_SIZE, WINDOW
+from tests.engine.tiny_configs import ALSO_SERVED, FALCON, LONGROPE, MIXED, REFUSED, SERVED, SIZES, VOCAB_SIZE, WINDOW
 from tests.engine.tiny_models import generate, load, make_config, make_engine, outputs_of, random_model, run
 
 NUM_TOKENS = 12
@@ -233,6 +233,21 @@ def test_longrope_is_kept_within_its_original_context(tmp_path: Path) -> None:
     prompts = [prompt[:20] for prompt in make_prompts()]
     expected = [generate(oracle, prompt, NUM_TOKENS) for prompt in prompts]
     assert outputs_of(run(make_engine(loaded), prompts, NUM_TOKENS)) == expected
+
+
+def test_longrope_of_one_type_of_layers_keeps_all_within_its_original_context(tmp_path: Path) -> None:
+    rotations = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 32,
+            "short_factor": [1.0] * 4,
+            "long_factor": [3.0, 4.0, 5.0, 6.0],
+        },
+    }
+    config = transformers.Gemma3TextConfig(**MIXED, head_dim=8, rope_parameters=rotations)
+    assert load(random_model(config), tmp_path).model.max_model_len == 32
 
 
 def test_bfloat16_model_is_served(tmp_path: Path) -> None:

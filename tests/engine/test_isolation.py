@@ -12,7 +12,9 @@ from engine.grammar import Grammar
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, RequestError, SamplingParams
+from engine.sampler import sample
 from engine.step_plan import Sampled, SchedulerOutput
+from tests.engine.fakes import make_request
 from tests.engine.tiny_configs import SERVED, VOCAB_SIZE
 from tests.engine.tiny_models import load, make_engine, random_model
 
@@ -131,6 +133,16 @@ def test_neighbours_keep_every_bit(
     assert bad.output_token_ids == sane.output_token_ids[:3]
     assert [request.output_token_ids for request in neighbours] == [request.output_token_ids for request in expected]
     assert [request.logprobs for request in neighbours] == [request.logprobs for request in expected]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_end_that_may_not_come_yet_hides_nothing_that_is_not_finite(value: float) -> None:
+    request = make_request(min_tokens=2, stop_token_ids=frozenset({7}))
+    logits = torch.zeros(1, VOCAB_SIZE)
+    one_entry(value)(logits[0])
+    (result,) = sample(logits, [request])
+    assert isinstance(result, RequestError)
+    assert result.code == "numerical_error"
 
 
 def test_requests_of_a_float32_model_may_change_its_logits(loaded: LoadedModel) -> None:

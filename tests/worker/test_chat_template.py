@@ -15,6 +15,7 @@ from worker.errors import InvalidJob
 from worker.jobs import parse_job
 from worker.running.chat_template import ChatTemplate, TemplateTooCostly
 
+DOUBLED = "{% set n = namespace(x=[]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
 HOSTILE = {
     "text times a number": "{{ 'a' * 10**10 }}",
     "list times a number": "{{ ([messages] * 10**9) | length }}",
@@ -32,6 +33,19 @@ HOSTILE = {
     "indent of JSON": "{{ messages | tojson(indent=1000000000) }}",
     "replacing each letter": "{{ text.replace('a', text) }}",
     "joining": "{{ text.join(text) }}",
+    "a filter that joins": "{{ ([text] * 1000) | join(text) }}",
+    "a filter that replaces": "{{ text | replace('a', text) }}",
+    "a filter that adds up lists": "{{ ([[1] * 1000] * 9000) | sum(start=[]) | length }}",
+    "tabs": "{{ ('\t' * 1000).expandtabs(8000000) }}",
+    "many fields of a format": "{{ ('{:9999}' * 9000).format(*text) }}",
+    "filling up": "{{ text | batch(1000000000, 'x') | list }}",
+    "lists of lists": DOUBLED + "{{ n.x }}",
+    "lists of lists as text": DOUBLED + "{{ n.x | string | length }}",
+    "lists of lists joined": DOUBLED + "{{ n.x | join | length }}",
+    "lists of lists as JSON": DOUBLED + "{{ n.x | tojson }}",
+    "lists of lists beside a text": DOUBLED + "{{ 'a' ~ n.x }}",
+    "lists of lists in a format": DOUBLED + "{{ '%s' % n.x }}",
+    "rounds that search": "{% set a = text * 800 %}{% for i in range(99999) %}{% if 'b' in a %}{% endif %}{% endfor %}",
 }
 
 
@@ -51,6 +65,7 @@ def test_hostile_template_is_bounded(source: str) -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth exceeded"),
         ("{% if %}", "Expected an expression"),
         ("{{ lipsum(9) }}", "'lipsum' is undefined"),
+        ("{{ messages | pprint }}", "No filter named 'pprint'"),
     ],
 )
 def test_job_fails_and_names_the_models_template(tmp_path: Any, source: str, message: str) -> None:

@@ -139,6 +139,7 @@ def schema(body: dict[str, Any]) -> dict[str, Any]:
         (schema({"$ref": "https://example.org/schema.json"}), "response_format"),
         (schema({"type": "object", "not": {"type": "string"}}), "response_format"),
         (schema({"type": "no such type"}), "response_format"),
+        (schema({"type": "integer", "maximum": 10**40}), "response_format"),
     ],
 )
 def test_what_cannot_be_followed_names_its_field(grammars: Grammars, fields: dict[str, Any], field: str) -> None:

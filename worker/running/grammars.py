@@ -42,7 +42,11 @@ class Grammars:
 
     def compile(self, job: PromptJob) -> Grammar | None:
         """Return what confines a job's output, None where nothing does. Raises InvalidJob naming the field at fault."""
-        source = self._source(job)
+        try:
+            source = self._source(job)
+        except ValueError as error:  # llguidance cannot read numbers of more than 64 bits
+            field = "tools" if job.must_call else "response_format"
+            raise InvalidJob(field, f"cannot be followed: {_one_line(str(error))}") from None
         if source is None:
             return None
         field, grammar = source
