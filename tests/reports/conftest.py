@@ -10,7 +10,7 @@ from sqlalchemy import Engine, insert
 
 from worker.sql.database import open_database, writing
 from worker.sql.reporting import Reports
-from worker.sql.tables import AttemptRow, BatchRow, JobRow, JobStatsRow, ResultRow, WorkerRow
+from worker.sql.tables import AttemptRow, BatchRow, JobRow, JobStatsRow, ResultRow, WorkerHourRow, WorkerRow
 
 END = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 TENANTS = ("acme", "globex", "<b>&amp;")
@@ -24,6 +24,7 @@ def filled_database(migrated_sqlite_file: Path, tmp_path_factory: pytest.TempPat
     engine = open_database(f"sqlite:///{path}")
     with writing(engine) as connection:
         connection.execute(insert(WorkerRow), [_worker()])
+        connection.execute(insert(WorkerHourRow), [_worker_hour(number) for number in range(40)])
         connection.execute(insert(BatchRow), [{"id": name, "created_at": END} for name in ("monday", "tuesday")])
         rows = [_rows_of_job(number) for number in range(240)]
         for table, at in ((JobRow, 0), (AttemptRow, 1), (ResultRow, 2), (JobStatsRow, 3)):
@@ -107,6 +108,20 @@ def _rows_of_job(number: int) -> tuple[Mapping[str, object], ...]:
 
 
 PHASES = ("tokenized_ms", "admitted_ms", "first_token_ms", "last_token_ms", "committed_ms")
+
+
+def _worker_hour(number: int) -> dict[str, object]:
+    """An hour of the worker, the first of them that before END."""
+    spent = {"wall": 3600.0, "engine": 900.0, "wasted_engine": 60.0, "idle": 2500.0, "loading": 0.0, "overhead": 200.0}
+    blocks = {"held": 1e5, "cached": 1e4, "free": 1e4}
+    return {
+        "worker_name": "w",
+        "hour": END - timedelta(hours=number + 1),
+        **{f"{name}_seconds": seconds for name, seconds in spent.items()},
+        **{f"kv_block_seconds_{use}": seconds for use, seconds in blocks.items()},
+        "computed_tokens": 480,
+        "recomputed_tokens": 5,
+    }
 
 
 def _worker() -> dict[str, object]:

@@ -24,6 +24,7 @@ from worker.reports.kinds import (
     SUMMARY,
     THROUGHPUT,
     WASTE,
+    WORKERS,
     By,
     Kind,
 )
@@ -72,6 +73,14 @@ def test_lines_over_time_add_up(filled: Reports) -> None:
     table = table_of(filled, SUMMARY, Dimension.TENANT)
     assert table.trend is not None
     assert [sum(value or 0 for value in line) for line in table.trend.lines] == list(table.column("jobs")) == [80] * 3
+
+
+def test_a_workers_time_is_in_steps_of_hours(filled: Reports) -> None:
+    """It is known by the hour: the hour in which these jobs ended began before the first of them did."""
+    table = table_of(filled, WORKERS, chosen=ReportFilter(since=END - timedelta(minutes=45)))
+    assert table.trend is not None
+    assert table.trend.title == "engine per hour"
+    assert [line[-1] for line in table.trend.lines] == list(table.column("engine_seconds")) == [900.0]
 
 
 def test_rows_about_time_have_no_lines_over_time(filled: Reports) -> None:

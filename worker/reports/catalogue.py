@@ -31,7 +31,7 @@ def report_table(kind: Kind, reports: Reports, chosen: ReportFilter, by: By) -> 
 
 def with_trend(table: ReportTable, kind: Kind, reports: Reports, chosen: ReportFilter, by: By) -> ReportTable:
     """Return the table with a line over time for each row, where time is not what its rows are about already."""
-    timeline = timeline_of(reports, chosen)
+    timeline = timeline_of(kind, reports, chosen)
     if timeline is None or not has_trend(table, kind, by):
         return table
     return trended(table, kind, by, timeline, kind.query(reports, chosen, (*by, Bucket(timeline.step_s))))
@@ -61,10 +61,10 @@ def trended(table: ReportTable, kind: Kind, by: By, timeline: Timeline, steps: S
     return replace(table, trend=trend)
 
 
-def timeline_of(reports: Reports, chosen: ReportFilter) -> Timeline | None:
-    """Return the time in which the chosen jobs ended, in even steps; None where none has."""
+def timeline_of(kind: Kind, reports: Reports, chosen: ReportFilter) -> Timeline | None:
+    """Return the time in which the chosen jobs ended, in even steps that suit the kind; None where none has."""
     span = reports.span(chosen)
-    return None if span is None else timeline_over(*span)
+    return None if span is None else timeline_over(*span, kind.finest_step_s)
 
 
 def _group_column(dimension: Dimension) -> Column:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from worker.reports.timeline import HOUR, MINUTE
 from worker.sql.reporting import (
     Bucket,
     CostsRow,
@@ -43,6 +44,7 @@ class Kind:
     default_by: By = ()
     dimensions: frozenset[Dimension] = frozenset(Dimension)  # what its rows can be grouped by
     filters: frozenset[str] = FILTERS  # what of a filter its rows can tell
+    finest_step_s: int = MINUTE  # the shortest time for which its figures are known
 
 
 def _schedules(reports: Reports, chosen: ReportFilter, by: Sequence[Dimension | Bucket]) -> Sequence[ScheduleRun]:
@@ -85,6 +87,7 @@ WORKERS = Kind(
     keys=("currency",),
     dimensions=frozenset({Dimension.MODEL, Dimension.HOUR, Dimension.DAY}),
     filters=TIMES | {"model"},
+    finest_step_s=HOUR,
 )
 SCHEDULES = Kind(
     "schedules", "Schedules", _schedules, ScheduleRun, over_time=None, dimensions=frozenset(), filters=TIMES

@@ -44,12 +44,14 @@ def step_words(seconds: int) -> str:
     return names.get(seconds) or format_span(seconds)
 
 
-def timeline_over(first: datetime, last: datetime) -> Timeline:
+def timeline_over(first: datetime, last: datetime, finest_s: int = MINUTE) -> Timeline:
     """Return the finest steps of which at most 60 hold both moments, and some before them where these are few.
+
+    `finest_s` is the shortest step that the figures know, one of STEPS.
 
     What is older than a week is in steps of days: such figures are rolled up by the hour and quick to sum.
     """
-    step = next((step for step in STEPS if _count(first, last, step) <= MAX_STEPS), MONTH)
+    step = next((step for step in STEPS if step >= finest_s and _count(first, last, step) <= MAX_STEPS), MONTH)
     while _count(first, last, step) > MAX_STEPS:
         step += MONTH
     count = _count(first, last, step)

@@ -81,7 +81,7 @@ def section_of(kind: Kind, reports: Reports, chosen: ReportFilter, by: By) -> Se
     """Return the section of one kind of report: its charts, and its table by the given groups."""
     builder = _BUILDERS[kind.name]
     table = report_table(kind, reports, chosen, by)
-    timeline = timeline_of(reports, chosen)
+    timeline = timeline_of(kind, reports, chosen)
     if kind.is_by_metric and not any(table.column("count")):
         table = replace(table, rows=())
     charts: tuple[Markup, ...] = ()
@@ -206,10 +206,8 @@ def _savings_charts(source: Source) -> tuple[Markup, ...]:
 
 
 def _worker_charts(source: Source) -> tuple[Markup, ...]:
-    bars = [
-        Ranked(name, sum(getattr(row, field) for row in source.grouped(WORKERS)), "")
-        for field, name in WORKER_TIMES.items()
-    ]
+    rows = source.grouped(WORKERS)
+    bars = [Ranked(name, sum(getattr(row, field) for row in rows), "") for field, name in WORKER_TIMES.items()]
     return (ranking("Where the workers' time went", Unit.SECONDS, bars, "teal"),)
 
 
