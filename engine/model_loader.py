@@ -105,7 +105,7 @@ def load_model(
     record = self_test_record(cache_dir, plain.weights, **facts)
     model = model.to(device)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
     paged = _paged(model, native, numerics, record)
-    identity = ModelIdentity(source, paged.vocab_size, _stop_token_ids(model))
+    identity = ModelIdentity(source, paged.vocab_size, _stop_token_ids(model, paged.vocab_size))
     is_int8 = numerics.weights is Weights.INT8
     held = describe_weights(plain.stored, str(dtype).removeprefix("torch."), is_int8=is_int8)
     return LoadedModel(paged, identity, plain.tokenizer, held)
@@ -192,12 +192,15 @@ def _refuse_foreign_code(folder: str) -> None:
         raise UnsupportedModel("its config has auto_map, which would run code from the model's repository")
 
 
-def _stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
+def _stop_token_ids(model: PreTrainedModel, vocab_size: int) -> frozenset[int]:
+    """Return what ends an output. Ids without a logit are left out: the model never chooses them, and `min_tokens` could not
+    forbid them."""
     generation = getattr(model, "generation_config", None)
     ids = getattr(generation, "eos_token_id", None)
     if ids is None:
         ids = model.config.get_text_config().eos_token_id
-    return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+    named = [] if ids is None else [ids] if isinstance(ids, int) else ids
+    return frozenset(token_id for token_id in named if 0 <= token_id < vocab_size)
 
 
 def _convert_gguf(path: Path, dtype: torch.dtype, cache_dir: Path) -> Path:

@@ -61,12 +61,12 @@ def _quantised_tile_shape_for(head_dim: int, padded_dim: int, tile_rows: int, dt
     if dtype.itemsize > 2:
         num_keys, num_warps = 16 if padded_dim > 64 else 32, 8 if padded_dim >= 64 else 4
     elif tile_rows > MIN_TILE:
-        # With 64 keys, float16 with three queries a KV head spills on sm_89.
-        narrow = (32 if dtype is torch.float16 else 64, 4)
-        num_keys, num_warps = (16, 8) if padded_dim > 64 else narrow
+        num_keys, num_warps = (16, 8) if padded_dim > 64 else (64, 4)
     else:
         num_keys, num_warps = 64 if padded_dim <= 64 else 32 if head_dim == padded_dim else 16, 4
-    return TileShape(padded_dim, num_keys, num_warps, num_stages=2)
+    # Loaded ahead, 64 keys and a tile of float16 with three queries a KV head spill on sm_89.
+    spills = dtype is torch.float16 and tile_rows > MIN_TILE and padded_dim <= 64
+    return TileShape(padded_dim, num_keys, num_warps, num_stages=1 if spills else 2)
 
 
 def paged_attention(

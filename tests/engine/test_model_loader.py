@@ -60,7 +60,8 @@ def test_identity_of_a_folder(saved: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("eos_token_id", "expected"), [(None, frozenset()), (7, frozenset({7})), ([7, 8], frozenset({7, 8}))]
+    ("eos_token_id", "expected"),
+    [(None, frozenset()), (7, frozenset({7})), ([7, 8], frozenset({7, 8})), ([7, 96, -1], frozenset({7}))],
 )
 def test_stop_tokens(
     saved: Path, tmp_path: Path, eos_token_id: int | list[int] | None, expected: frozenset[int]
