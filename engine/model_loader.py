@@ -193,8 +193,8 @@ def _refuse_foreign_code(folder: str) -> None:
 
 
 def _stop_token_ids(model: PreTrainedModel, vocab_size: int) -> frozenset[int]:
-    """Return what ends an output. Ids without a logit are left out: the model never chooses them, and `min_tokens` could
-    not forbid them."""
+    """Return what ends an output. Ids without a logit are left out: the model never chooses them, and `min_tokens`
+    could not forbid them."""
     generation = getattr(model, "generation_config", None)
     ids = getattr(generation, "eos_token_id", None)
     if ids is None:
