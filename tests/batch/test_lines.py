@@ -2,6 +2,7 @@
 
 import io
 import json
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.batch.line_set import LineSet
-from worker.batch.lines import CheckedFile, RequestReader, RequestRules, check_file
+from worker.batch.lines import FAULTS_AT_ONCE, CheckedFile, RequestReader, RequestRules, check_file
 from worker.batch.records import LineFault
 from worker.jsonl import MAX_LINE_BYTES
 from worker.openai_api.fields import Endpoint
@@ -106,6 +107,26 @@ def test_a_batchs_endpoint_may_be_given() -> None:
     checked, faults = check(request(), endpoint=Endpoint.COMPLETIONS)
     assert checked.endpoint is Endpoint.COMPLETIONS
     assert faults[0].param == "url"
+
+
+def peak_bytes_of(num_lines: int) -> int:
+    """Return the most memory that checking a file takes; every third line is at fault.
+
+    Ids are too long for the texts that pydantic keeps, of which it has a fixed number.
+    """
+    lines = (request(f"{number:080}" if number % 3 else "0") for number in range(num_lines))
+    file = io.BytesIO("\n".join(lines).encode())
+    tracemalloc.start()
+    checked = check_file(file, RequestReader(RequestRules()), lambda _: None, lambda _: None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert checked.num_requests == num_lines
+    return peak
+
+
+def test_memory_does_not_grow_with_the_number_of_lines() -> None:
+    peak_bytes_of(FAULTS_AT_ONCE)  # with what is made once
+    assert peak_bytes_of(6 * FAULTS_AT_ONCE) < 1.1 * peak_bytes_of(4 * FAULTS_AT_ONCE)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 200))))
