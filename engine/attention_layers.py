@@ -10,6 +10,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 OBSERVING_NAME = "pagemill_observing"
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
+GPT_NEO_TYPES = {"global": "full_attention", "local": "sliding_attention"}
 
 
 class UnsupportedModel(Exception):
@@ -109,7 +110,10 @@ def layers_of(model: PreTrainedModel, observation: Observation) -> tuple[Attenti
 
 
 def _layer_types(model: PreTrainedModel) -> Sequence[str] | None:
-    return getattr(model.config.get_text_config(), "layer_types", None)
+    config = model.config.get_text_config()
+    if config.model_type == "gpt_neo":
+        return [GPT_NEO_TYPES[name] for name in config.attention_layers]
+    return getattr(config, "layer_types", None)
 
 
 def _expected_types(model: PreTrainedModel, num_layers: int) -> Sequence[str]:

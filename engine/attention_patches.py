@@ -49,12 +49,27 @@ class PatchedAttention(nn.Module):
     def __init__(self, original: Any, hook: AttentionHook) -> None:
         super().__init__()
         self.original = original
-        self.layer_idx: int = original.layer_idx
+        self.layer_idx: int = self.index_of(original)
         self._hook = hook
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, slopes: Tensor | None) -> Tensor:
+    @staticmethod
+    def index_of(original: Any) -> int:
+        """Return which layer the original is of."""
+        index: int = original.layer_idx
+        return index
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        slopes: Tensor | None = None,
+        window: int | None = None,
+    ) -> Tensor:
         """query: [1, num_heads, T, head_dim]; key, value: [1, num_kv_heads, T, head_dim]. Returns [1, T, features]."""
-        output, _ = self._hook.call(self, query, key, value, None, scaling=scale, slopes=slopes)
+        options = {"scaling": scale, "slopes": slopes, "sliding_window": window}
+        output, _ = self._hook.call(self, query, key, value, None, **options)
         return output.flatten(2)
 
 
@@ -93,6 +108,28 @@ class FalconAttention(PatchedAttention):
         return module.dense(self.attend(query, key, value, module.inv_norm_factor, slopes)), None
 
 
+class GPTNeoAttention(PatchedAttention):
+    """Scores as they are, not scaled; layers that are called local have a window."""
+
+    def __init__(self, original: Any, hook: AttentionHook) -> None:
+        super().__init__(original, hook)
+        self._window = original.config.window_size if original.attention_type == "local" else None
+        del original.bias  # its mask, as large as the context squared
+
+    @staticmethod
+    def index_of(original: Any) -> int:
+        index: int = original.layer_id
+        return index
+
+    def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, None]:
+        module = self.original
+        query, key, value = (
+            projection(hidden_states).view(1, -1, module.num_heads, module.head_dim).transpose(1, 2)
+            for projection in (module.q_proj, module.k_proj, module.v_proj)
+        )
+        return module.out_proj(self.attend(query, key, value, 1.0, window=self._window)), None
+
+
 class MptAttention(PatchedAttention):
     """ALiBi over fused projections, all queries before all keys before all values."""
 
@@ -112,6 +149,7 @@ class MptAttention(PatchedAttention):
 PATCHES: dict[str, Callable[[Any, AttentionHook], PatchedAttention]] = {
     "BloomAttention": BloomAttention,
     "FalconAttention": FalconAttention,
+    "GPTNeoSelfAttention": GPTNeoAttention,
     "MptAttention": MptAttention,
 }
 

@@ -43,7 +43,8 @@ def _kind(layer: AttentionLayer) -> str:
 def _has_slopes(modules: Collection[nn.Module]) -> bool:
     """Whether patched attention adds biases: Falcon's does in some models only."""
     patched = [module for module in modules if isinstance(module, PatchedAttention)]
-    return any(type(module).__name__ != "FalconAttention" or module.original.config.alibi for module in patched)
+    biased = [module for module in patched if hasattr(module, "slopes")]
+    return any(type(module).__name__ != "FalconAttention" or module.original.config.alibi for module in biased)
 
 
 def hold_row(title: str, row: str, *, write: bool) -> None:

@@ -124,6 +124,16 @@ SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0]),
     "gpt2": lambda: transformers.GPT2Config(**GPT_SIZES, **ENDS),
     "gptj": lambda: transformers.GPTJConfig(**GPT_SIZES, **ENDS, rotary_dim=4),
+    "gpt-neo": lambda: transformers.GPTNeoConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=WINDOW,
+        max_position_embeddings=CONTEXT,
+        **ENDS,
+    ),
     "gpt-neox": lambda: transformers.GPTNeoXConfig(
         **OLD_SIZES, num_attention_heads=4, intermediate_size=48, max_position_embeddings=CONTEXT
     ),
@@ -245,19 +255,6 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "bloom-without-context": (
         lambda: transformers.BloomConfig(**OLD_SIZES, n_head=4),
         "its configuration names no context length",
-    ),
-    "gpt-neo": (
-        lambda: transformers.GPTNeoConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=32,
-            num_layers=2,
-            num_heads=4,
-            attention_types=[[["global", "local"], 1]],
-            window_size=WINDOW,
-            max_position_embeddings=CONTEXT,
-            **ENDS,
-        ),
-        "its layer 0 does not call the attention function",
     ),
     "diffllama": (lambda: transformers.DiffLlamaConfig(**SIZES), "its layer 0 attends more than once"),
     "bert": (
