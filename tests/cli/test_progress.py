@@ -1,8 +1,10 @@
 """Progress of long work: how fast it goes of late, and how long it will take."""
 
+import sys
+
 import pytest
 
-from worker.cli.progress import TimedProgress, format_span
+from worker.cli.progress import CLEAR_LINE, TimedProgress, format_span
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,19 @@ def test_without_a_terminal_a_line_comes_every_ten_seconds(capsys: pytest.Captur
     now += 10
     progress.draw(1000, 1, 1000)
     assert capsys.readouterr().err == "1,000/1,000 requests, 1 failed, 95/s\n"
+
+
+def test_a_terminal_has_a_bar_that_is_written_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    now = 100.0
+    progress = TimedProgress("requests", lambda: now)
+    progress.draw(0, 0, 1000)
+    now += 2
+    progress.draw(100, 1, 1000)
+    progress.clear()
+    empty, begun, cleared = capsys.readouterr().err.split(CLEAR_LINE)[1:]
+    assert empty == f"[{'.' * 30}] 0/1,000 requests"
+    assert begun == f"[###{'.' * 27}] 100/1,000 requests, 1 failed, 50/s, 18 s left"
+    assert cleared == ""
