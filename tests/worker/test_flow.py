@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,6 +148,21 @@ def test_job_that_cannot_be_served_fails_with_its_reason(
     assert found[bad].state is JobState.FAILED
     assert (found[bad].error or "").startswith(code)
     assert found[good].state is JobState.DONE
+
+
+def test_refusal_of_a_model_tells_no_path(connection: redis.Redis, sqlite_store: JobStore, tmp_path: Path) -> None:
+    """Clients of `pagemill serve` read it; a worker that serves a local folder is known by the folder's own name."""
+    folder = tmp_path / "smollm2"
+    folder.mkdir()
+    flow = make_flow(connection, sqlite_store)
+    flow._intake._model_names = frozenset({str(folder), "smollm2"})
+    bad, good = submit(connection, [{"prompt": "hello", "model": name} for name in ("gpt", str(folder))])
+    flow.run(burst=True)
+    refused, done = sqlite_store.job(bad), sqlite_store.job(good)
+    assert refused is not None
+    assert refused.error_message == "model: 'gpt' is not served here; this worker serves 'smollm2'"
+    assert done is not None
+    assert done.state is JobState.DONE
 
 
 def test_without_max_tokens_an_output_may_fill_the_context(connection: redis.Redis, sqlite_store: JobStore) -> None:

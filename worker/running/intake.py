@@ -11,6 +11,7 @@ from worker.errors import InvalidJob
 from worker.inputs import filled
 from worker.jobs import PromptJob, num_outputs
 from worker.log_fields import about, at_hand
+from worker.model_shape import short_name
 from worker.records import Outcome
 from worker.running.crash_journal import Journal
 from worker.running.engine_loop import Add
@@ -84,7 +85,7 @@ class Intake:
 
     def _check_model(self, asked: str | None) -> None:
         if asked is not None and asked not in self._model_names:
-            served = " or ".join(map(repr, sorted(self._model_names)))
+            served = " or ".join(map(repr, sorted({short_name(name) for name in self._model_names})))
             raise InvalidJob(
                 "model", f"{asked!r} is not served here; this worker serves {served}", code="model_not_served"
             )
