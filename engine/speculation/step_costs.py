@@ -7,6 +7,7 @@ from statistics import median_low
 RECENT = 5  # steps of one size whose (lower) median counts: a busy moment of the machine is none
 ENOUGH = 2  # measurements that count for something: a first step of some size may be slow only for being the first
 ASSUMED_PER_TOKEN = 0.03  # of a step's time, for each drafted token, until it is measured
+LEARNED_SHARE = 0.5  # of the least that a drafted token was measured to take, in steps with another number of them
 FORGETTING_STEPS = 512  # after which a measurement that is not renewed counts half
 
 
@@ -44,12 +45,25 @@ class StepCosts:
 
     def ratio(self, num_requests: int, num_drafted: int) -> float:
         """Return how many times as long a step takes with `num_drafted` tokens, at least 1, as without."""
-        assumed = 1.0 + ASSUMED_PER_TOKEN * num_drafted
-        samples = self._drafted.get((_batch_cell(num_requests), _draft_cell(num_drafted)))
+        batch = _batch_cell(num_requests)
+        samples = self._drafted.get((batch, _draft_cell(num_drafted)))
         if samples is None or samples.number < ENOUGH:
-            return assumed
-        counting = math.exp2((samples.noted_at - self._steps) / FORGETTING_STEPS)
-        return assumed + counting * (samples.middle - assumed)
+            return 1.0 + self._per_token(batch) * num_drafted
+        assumed = 1.0 + ASSUMED_PER_TOKEN * num_drafted
+        return assumed + self._counting(samples) * (samples.middle - assumed)
+
+    def _per_token(self, batch: int) -> float:
+        """Return what a drafted token is taken to cost where nothing was measured: some of the least that was, with
+        other numbers of them, so that a drafter that does not pay need not be tried with each."""
+        learned = [
+            self._counting(samples) * (LEARNED_SHARE * (samples.middle - 1.0) / 2**cell - ASSUMED_PER_TOKEN)
+            for (of_batch, cell), samples in self._drafted.items()
+            if of_batch == batch and samples.number >= ENOUGH
+        ]
+        return ASSUMED_PER_TOKEN + max(0.0, min(learned, default=0.0))
+
+    def _counting(self, samples: "_Samples") -> float:
+        return math.exp2((samples.noted_at - self._steps) / FORGETTING_STEPS)
 
 
 class _Samples:

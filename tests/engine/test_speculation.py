@@ -15,7 +15,7 @@ from engine.speculation.allotting import MIN_SPEEDUP, Chance, allot
 from engine.speculation.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, PromptLookup, follow
 from engine.speculation.speculation import REMEASURE_STEPS, Speculation
 from engine.speculation.speculator import Offer
-from engine.speculation.step_costs import ASSUMED_PER_TOKEN, FORGETTING_STEPS, StepCosts
+from engine.speculation.step_costs import ASSUMED_PER_TOKEN, FORGETTING_STEPS, LEARNED_SHARE, StepCosts
 from engine.step_plan import Drafts
 from tests.engine.fakes import Harness, assert_as_alone, generate_alone, make_config, make_request
 
@@ -82,7 +82,9 @@ def test_costs_are_assumed_measured_and_forgotten() -> None:
     assert costs.ratio(2, 4) == 1 + 4 * ASSUMED_PER_TOKEN
     costs.note(2, 4, 2.0)
     assert costs.ratio(2, 3) == costs.ratio(2, 4) == 2.0
-    assert costs.ratio(2, 5) == 1 + 5 * ASSUMED_PER_TOKEN
+    # Other numbers of tokens: half of what one took there. Another batch: unknown.
+    assert costs.ratio(2, 5) == pytest.approx(1 + 5 * LEARNED_SHARE * (2.0 - 1.0) / 4)
+    assert costs.ratio(3, 5) == 1 + 5 * ASSUMED_PER_TOKEN
     costs.note(2, 4, 50.0)  # a busy moment
     assert costs.ratio(2, 4) == 7.0
     for _ in range(3):
@@ -91,6 +93,7 @@ def test_costs_are_assumed_measured_and_forgotten() -> None:
     for _ in range(10 * FORGETTING_STEPS):
         costs.note(2, 0, 1.0)
     assert costs.ratio(2, 4) == pytest.approx(1 + 4 * ASSUMED_PER_TOKEN, abs=0.01)
+    assert costs.ratio(2, 8) == pytest.approx(1 + 8 * ASSUMED_PER_TOKEN, abs=0.01)
     assert costs.plain_age(2) == 0
     assert costs.plain_age(5) > FORGETTING_STEPS
 
