@@ -81,6 +81,8 @@ def test_a_workers_time_is_in_steps_of_hours(filled: Reports) -> None:
     assert table.trend is not None
     assert table.trend.title == "engine per hour"
     assert [line[-1] for line in table.trend.lines] == list(table.column("engine_seconds")) == [900.0]
+    shares = (table.records()[0]["kv_held_share"], table.records()[0]["kv_cached_share"])
+    assert shares == pytest.approx((10 / 12, 1 / 12))
 
 
 def test_rows_about_time_have_no_lines_over_time(filled: Reports) -> None:

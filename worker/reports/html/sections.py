@@ -1,6 +1,6 @@
 """The page's sections: which charts and tables each topic has."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -29,7 +29,7 @@ from worker.reports.kinds import (
 )
 from worker.reports.timeline import Timeline
 from worker.reports.units import Unit, readable, unit_of
-from worker.sql.reporting import Bucket, Dimension, ReportFilter, Reports, TotalsRow
+from worker.sql.reporting import Bucket, Dimension, ReportFilter, Reports, TotalsRow, WorkerTimeRow
 
 MAX_RANKED = 12
 LATENCY_CHARTS = {
@@ -55,6 +55,10 @@ TOKEN_PARTS = (
 )
 CODE_STYLES = ("red", "amber", "violet", "blue", "teal")
 OTHERS = "others"
+KV_PARTS = (
+    ("kv_held_share", "held by requests", "blue"),
+    ("kv_cached_share", "kept for the prefix cache", "teal"),
+)
 WORKER_TIMES = {
     "engine_seconds": "working on jobs",
     "idle_seconds": "idle",
@@ -208,7 +212,28 @@ def _savings_charts(source: Source) -> tuple[Markup, ...]:
 def _worker_charts(source: Source) -> tuple[Markup, ...]:
     rows = source.grouped(WORKERS)
     bars = [Ranked(name, sum(getattr(row, field) for row in rows), "") for field, name in WORKER_TIMES.items()]
-    return (ranking("Where the workers' time went", Unit.SECONDS, bars, "teal"),)
+    series = tuple(
+        Series(name, style, source.timeline.spread(_cache_shares(source.steps, field)))
+        for field, name, style in KV_PARTS
+    )
+    return (
+        ranking("Where the workers' time went", Unit.SECONDS, bars, "teal"),
+        line_chart(Chart("How full the KV cache was", Unit.SHARE, source.timeline, series)),
+    )
+
+
+def _cache_shares(steps: Sequence[WorkerTimeRow], field: str) -> dict[datetime, float | None]:
+    """Return a share of the KV cache for each step; workers with prices in several currencies count by their time."""
+    weighed: defaultdict[datetime, list[tuple[float, float]]] = defaultdict(list)
+    for row in steps:
+        step, share = row.group[0], getattr(row, field)
+        assert isinstance(step, datetime), "the rows are grouped by steps of time"
+        if share is not None:
+            weighed[step].append((share, row.wall_seconds))
+    return {
+        step: sum(share * seconds for share, seconds in pairs) / sum(seconds for _, seconds in pairs)
+        for step, pairs in weighed.items()
+    }
 
 
 def _no_charts(source: Source) -> tuple[Markup, ...]:

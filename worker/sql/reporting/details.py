@@ -126,6 +126,8 @@ def worker_time(connection: Connection, chosen: ReportFilter, by: Grouping) -> t
     sums = ("wall", "engine", "wasted_engine", "idle", "loading", "overhead")
     hours = WorkerHourRow.__table__.c
     price = WorkerRow.price_per_engine_hour / SECONDS_PER_HOUR
+    held, cached = hours.kv_block_seconds_held, hours.kv_block_seconds_cached
+    cache = func.nullif(func.sum(held + cached + hours.kv_block_seconds_free), 0)
     asked = [] if chosen.since is None else [WorkerHourRow.hour >= hour_start(chosen.since)]
     if chosen.until is not None:
         asked.append(WorkerHourRow.hour < chosen.until)
@@ -136,6 +138,8 @@ def worker_time(connection: Connection, chosen: ReportFilter, by: Grouping) -> t
             *groups,
             WorkerRow.price_currency.label("currency"),
             *(func.sum(hours[f"{name}_seconds"]).label(f"{name}_seconds") for name in sums),
+            (func.sum(held) / cache).label("kv_held_share"),
+            (func.sum(cached) / cache).label("kv_cached_share"),
             func.sum(hours.wall_seconds * price).label("cost"),
             func.sum(hours.idle_seconds * price).label("idle_cost"),
         )

@@ -185,6 +185,8 @@ class WorkerTimeRow:
     idle_seconds: float
     loading_seconds: float
     overhead_seconds: float
+    kv_held_share: float | None  # of the KV cache, over the time that there was one: what requests held
+    kv_cached_share: float | None  # what nobody held, kept for the prefix cache
     cost: float | None
     idle_cost: float | None
 
