@@ -116,6 +116,7 @@ def test_warm_shutdown_finishes_what_runs(queue: Queue, embedded_data_dir: Path,
             process.send_signal(signal.SIGTERM)  # RQ's pool tells a worker twice
         else:
             send_shutdown_command(connection, "mine")
+        eventually(lambda: connection.hexists(seen.key, "shutdown_requested_date") or process.poll() is not None)
         later = queue.enqueue(add, 1)
         assert process.wait(WAIT_SECONDS) == 0
     assert job.return_value(refresh=True) == "woken"

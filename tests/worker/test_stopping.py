@@ -162,6 +162,13 @@ def listens(connection: redis.Redis) -> bool:
     return bool(number)
 
 
+@pytest.fixture
+def unheard(connection: redis.Redis) -> None:
+    """Wait until a worker of the same name, whose connection a test before broke, hears no more."""
+    eventually(lambda: not listens(connection))
+
+
+@pytest.mark.usefixtures("unheard")
 def test_rqs_shutdown_command_drains(connection: redis.Redis, sqlite_store: JobStore) -> None:
     with running(make_flow(connection, sqlite_store)) as worker:
         eventually(lambda: listens(connection))
@@ -169,6 +176,7 @@ def test_rqs_shutdown_command_drains(connection: redis.Redis, sqlite_store: JobS
         worker.wait()
 
 
+@pytest.mark.usefixtures("unheard")
 def test_commands_that_are_none_are_ignored(connection: redis.Redis, sqlite_store: JobStore) -> None:
     with running(make_flow(connection, sqlite_store)) as worker:
         eventually(lambda: listens(connection))

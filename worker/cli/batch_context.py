@@ -136,7 +136,9 @@ class Watch:
 class Screen:
     """A listener that tells the user on standard error."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
+        """`check` is called now and then; what it raises ends what is listened to."""
+        self._check = check
         self._line = StatusLine()
         self._progress = TimedProgress("requests")
 
@@ -147,15 +149,18 @@ class Screen:
 
     def checked(self, lines: int) -> None:
         """Show how many lines were read."""
+        self._check()
         if lines % CHECKED_LINES == 0:
             self._line.show(f"{lines:,} lines checked")
 
     def submitted(self, jobs: int, total: int) -> None:
         """Show how many jobs were submitted."""
+        self._check()
         self._line.show(f"{jobs:,}/{total:,} requests submitted")
 
     def went_on(self, completed: int, failed: int, total: int) -> None:
         """Show how many of the requests have ended."""
+        self._check()
         self._progress.draw(completed + failed, failed, total)
 
     def clear(self) -> None:

@@ -36,6 +36,7 @@ from worker.cli.batch_context import (
     timeout_option,
     window_option,
 )
+from worker.cli.interrupts import noted_interrupts
 from worker.cli.options import json_option, service_options
 from worker.cli.output import message, print_json
 from worker.cli.progress import format_span
@@ -105,9 +106,10 @@ def run(
         raise click.UsageError("give one of --fresh and --retry-failed")
     paths = _Paths.of(requests, output, errors)
     earlier = _Earlier.FORGET if fresh else _Earlier.RETRY if retry else _Earlier.GO_ON
-    screen = Screen()
+    opened = ExitStack()
+    screen = Screen(opened.enter_context(noted_interrupts()))
     try:
-        with ExitStack() as opened:
+        with opened:
             session = _Session.opened(opened, settings, screen, timeout)
             rules = rules_for(settings, session.store.engine, max_tokens, model)
             plan = Plan(str(paths.requests), str(paths.output), tenant, settings.queues[0], rules, window, strict)
