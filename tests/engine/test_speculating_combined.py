@@ -22,10 +22,13 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculator import Drafter
 from tests.engine.fakes import EagerSpeculation
-from tests.engine.tiny_configs import SERVED, VOCAB_SIZE
-from tests.engine.tiny_models import load, make_config, random_model
+from tests.engine.test_speculating_models import loaded, other
+from tests.engine.tiny_configs import VOCAB_SIZE
+from tests.engine.tiny_models import make_config
 from worker.jobs import parse_job
 from worker.running.grammars import Grammars
+
+__all__ = ["loaded", "other"]  # fixtures
 
 NUM_TOKENS = 24
 DRAFT_TOKENS = 4
@@ -76,16 +79,6 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
 
 def decode(token_ids: Sequence[int]) -> str:
     return "".join(LETTERS[token_id - len(SPECIAL)] for token_id in token_ids if token_id >= len(SPECIAL))
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load(random_model(SERVED["llama"]()), tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load(random_model(SERVED["qwen2"](), seed=1), tmp_path_factory.mktemp("other"))
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from rq.job import Job, JobStatus
 from rq.registry import ScheduledJobRegistry
 
 from scripts.fault_table.proxy import Proxy, lose_reply_to
+from tests.sql.begun import attempt_states, job_of
 from tests.worker.fakes import answer, decode, eventually, make_flow, running
 from worker.client import submit
 from worker.errors import TryLater
 from worker.queue.access import CancelOutcome, QueueAccess
 from worker.records import AttemptState, JobState
-from worker.sql.lookups import JobDetail
 from worker.sql.store import JobStore
 
 FOREVER: dict[str, Any] = {"retry_base_seconds": 3600.0, "retry_cap_seconds": 3600.0}
@@ -36,16 +36,6 @@ class Fragile:
         return text
 
 
-def job_of(store: JobStore, job_id: str) -> JobDetail:
-    detail = store.job(job_id)
-    assert detail is not None
-    return detail
-
-
-def attempts_of(store: JobStore, job_id: str) -> list[AttemptState]:
-    return [attempt.state for attempt in job_of(store, job_id).attempts]
-
-
 def rq_status(connection: redis.Redis, job_id: str) -> JobStatus:
     return Job.fetch(job_id, connection=connection, serializer="json").get_status()
 
@@ -54,14 +44,14 @@ def test_transient_error_is_retried_until_it_passes(connection: redis.Redis, sql
     bad, good = submit(connection, ["bad", "good"])
     make_flow(connection, sqlite_store, decode=Fragile(2)).run(burst=True)
     detail = job_of(sqlite_store, bad)
-    assert attempts_of(sqlite_store, bad) == [AttemptState.FAILED, AttemptState.FAILED, AttemptState.DONE]
+    assert attempt_states(sqlite_store, bad) == [AttemptState.FAILED, AttemptState.FAILED, AttemptState.DONE]
     assert [attempt.error_code for attempt in detail.attempts] == ["internal_error", "internal_error", None]
     assert (detail.state, detail.attempt_count, detail.retry_count) == (JobState.DONE, 3, 2)
     assert (detail.error_code, detail.retry_at) == (None, None)
     assert detail.result is not None
     assert detail.result.text == answer("bad")
     assert detail.stats is not None
-    assert attempts_of(sqlite_store, good) == [AttemptState.DONE]
+    assert attempt_states(sqlite_store, good) == [AttemptState.DONE]
     assert rq_status(connection, bad) is JobStatus.FINISHED
 
 
@@ -73,7 +63,7 @@ def test_transient_error_that_stays_fails_the_job(
     (job_id,) = submit(connection, [job])
     flow = make_flow(connection, sqlite_store, decode=Fragile(99))
     flow.run(burst=True)
-    assert attempts_of(sqlite_store, job_id) == [AttemptState.FAILED] * num_attempts
+    assert attempt_states(sqlite_store, job_id) == [AttemptState.FAILED] * num_attempts
     detail = job_of(sqlite_store, job_id)
     assert (detail.state, detail.error_code, detail.retry_at) == (JobState.FAILED, "internal_error", None)
     assert rq_status(connection, job_id) is JobStatus.FAILED
@@ -83,7 +73,7 @@ def test_transient_error_that_stays_fails_the_job(
 def test_permanent_error_fails_the_job_at_once(connection: redis.Redis, sqlite_store: JobStore) -> None:
     (job_id,) = submit(connection, [{"prompt": "x", "max_tokens": 100_000, "max_retries": 20}])
     make_flow(connection, sqlite_store).run(burst=True)
-    assert attempts_of(sqlite_store, job_id) == [AttemptState.FAILED]
+    assert attempt_states(sqlite_store, job_id) == [AttemptState.FAILED]
     assert job_of(sqlite_store, job_id).error_code == "context_length"
 
 
@@ -92,7 +82,7 @@ def test_rqs_retry_is_honoured(connection: redis.Redis, sqlite_store: JobStore) 
     job = queue.enqueue("pagemill.prompt", {"prompt": "bad"}, retry=Retry(max=4, interval=[0, 0]))
     # Its intervals hold, not the worker's back-off.
     make_flow(connection, sqlite_store, decode=Fragile(99), **FOREVER).run(burst=True)
-    assert attempts_of(sqlite_store, job.id) == [AttemptState.FAILED] * 5
+    assert attempt_states(sqlite_store, job.id) == [AttemptState.FAILED] * 5
     job.refresh()
     assert (job.get_status(), job.retries_left) == (JobStatus.FAILED, 0)
 
@@ -119,7 +109,7 @@ def test_lost_reply_to_a_delay_spends_one_retry(
     (job_id,) = submit(connection, ["bad"])
     lose_reply_to(proxy, connection, "delay")
     make_flow(proxied, sqlite_store, decode=Fragile(1)).run(burst=True)
-    assert attempts_of(sqlite_store, job_id) == [AttemptState.FAILED, AttemptState.DONE]
+    assert attempt_states(sqlite_store, job_id) == [AttemptState.FAILED, AttemptState.DONE]
     assert job_of(sqlite_store, job_id).retry_count == 1
     assert not proxy.lose_replies_to
 
@@ -136,7 +126,7 @@ def test_crash_between_commit_and_delay_keeps_the_count(connection: redis.Redis,
     assert (detail.state, detail.retry_count) == (JobState.QUEUED, 1)
     make_flow(connection, sqlite_store, name="worker-2", decode=Fragile(99)).run(burst=True)
     detail = job_of(sqlite_store, job_id)
-    assert attempts_of(sqlite_store, job_id) == [AttemptState.FAILED, AttemptState.FAILED]
+    assert attempt_states(sqlite_store, job_id) == [AttemptState.FAILED, AttemptState.FAILED]
     assert (detail.state, detail.retry_count) == (JobState.FAILED, 1)
 
 
@@ -156,5 +146,5 @@ def test_job_that_is_cancelled_while_it_fails_does_not_wait_out_its_back_off(
     assert (detail.state, detail.retry_at) == (JobState.CANCELLED, None)
     assert rq_status(connection, job_id) is JobStatus.CANCELED
     # Its worker may have heard of the request just before the error, or have not.
-    assert attempts_of(sqlite_store, job_id) in ([AttemptState.FAILED], [AttemptState.CANCELLED])
+    assert attempt_states(sqlite_store, job_id) in ([AttemptState.FAILED], [AttemptState.CANCELLED])
     assert connection.zcard("rq:scheduled:default") == 0
