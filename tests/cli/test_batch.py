@@ -132,7 +132,7 @@ def test_failed_requests_run_again_when_asked(
 def test_detached_batches(run: Run, canned_worker: CannedWorker, tmp_path: Path) -> None:
     write_requests(tmp_path, *(request(name) for name in ("a", "b", "bad-1")), "[]")
     submitted = run("batch", "submit", "in.jsonl")
-    assert submitted.exit_code == 0
+    assert submitted.exit_code == 1  # as the others exit that meet the line at fault
     batch_id = submitted.stdout.strip()
     assert "1 of 4 lines are at fault and are not run" in submitted.stderr
     assert "no worker is alive" in submitted.stderr
@@ -207,6 +207,7 @@ def test_waiting_says_what_is_in_the_way(
     assert "no worker drains queue bulk" in run("batch", "submit", "in.jsonl", "--queue", "bulk").stderr
     run("pause", "default")
     submitted = run("batch", "submit", "in.jsonl")
+    assert submitted.exit_code == 0
     assert "queue default is paused" in submitted.stderr
     run("resume", "default")
     with answering(canned_worker):

@@ -80,8 +80,8 @@ def submit(
 ) -> None:
     """Submit a file of requests as a batch, and print the batch's id. Its --window is 24h unless you say otherwise.
 
-    All lines are checked first; one that is at fault is among the errors in the end, and the others are run. Should
-    this be interrupted, the same command goes on with the same batch.
+    All lines are checked first; one that is at fault is among the errors in the end, and the others are run: with any,
+    this exits 1, as `batch wait` will. Should it be interrupted, the same command goes on with the same batch.
 
     \b
     Example:
@@ -110,6 +110,8 @@ def submit(
         message(f"{status.batch.num_faults:,} of {status.batch.num_requests:,} lines are at fault and are not run")
     if complaint is not None:
         message(complaint)
+    if status.batch.num_faults:
+        sys.exit(ExitCode.JOBS_FAILED)
 
 
 @batch.command()
