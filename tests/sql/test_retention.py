@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from tests.sql.builders import START, after, claim_of, outcome_of, submitted_of
-from tests.sql.test_rollups import outcomes_over_days, roll_up, store_all
+from tests.sql.history import outcomes_over_days, roll_up, store_all
 from worker.records import AttemptState, Choice, JobState
 from worker.sql import retention
 from worker.sql.database import reading

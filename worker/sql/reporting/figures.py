@@ -4,8 +4,10 @@ Exact where few jobs are asked for and all of their rows are there; else from hi
 Percentiles are by nearest rank: the smallest value that at least p percent of the values do not exceed.
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, groupby
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select, text
@@ -13,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func
 from worker.sql.reporting.filters import Grouping, ReportFilter, group_labels, group_values
 from worker.sql.reporting.parts import (
     Parts,
+    asks_for_batches,
     divide,
     divide_histograms,
     is_purged,
@@ -23,7 +26,7 @@ from worker.sql.reporting.parts import (
 )
 from worker.sql.reporting.rows import Group
 from worker.sql.rollups.expressions import RELATIVE_ERROR, value_in
-from worker.sql.rollups.sources import figures_of, histograms_of
+from worker.sql.rollups.sources import batch_figures_of, figures_of, histograms_of
 from worker.sql.tables import JobRow
 
 PERCENTS = (50, 90, 99)
@@ -48,9 +51,17 @@ def distributions(
     connection: Connection, metrics: Sequence[str], chosen: ReportFilter, by: Grouping, exact_jobs: int = EXACT_JOBS
 ) -> list[Distribution]:
     """Return what is known of each metric of each group, exactly up to `exact_jobs` jobs."""
-    parts = divide_histograms(connection, chosen, by)
+    of_batches = batch_figures_of(metrics)
+    if asks_for_batches(chosen, by):
+        parts = divide(connection, of_batches, chosen, by)
+    else:
+        parts = divide_histograms(connection, chosen, by)
     if not is_purged(connection, parts) and _are_few(connection, chosen, exact_jobs):
         return _exact(connection, metrics, chosen, by)
+    if connection.dialect.name == "postgresql":  # by default it would sort on disk
+        connection.execute(text("SET LOCAL work_mem = '64MB'"))
+    if asks_for_batches(chosen, by) and parts.rolled:
+        return _of_batches(connection.execute(statement(of_batches, parts, chosen, by)).mappings(), by)
     return _from_histograms(connection, metrics, chosen, by, parts)
 
 
@@ -83,8 +94,6 @@ def _exact(connection: Connection, metrics: Sequence[str], chosen: ReportFilter,
 def _from_histograms(
     connection: Connection, metrics: Sequence[str], chosen: ReportFilter, by: Grouping, parts: Parts
 ) -> list[Distribution]:
-    if connection.dialect.name == "postgresql":  # by default it would sort on disk
-        connection.execute(text("SET LOCAL work_mem = '64MB'"))
     sums = figures_of(metrics)
     totals = statement(sums, divide(connection, sums, chosen, by), chosen, by)
     exact = {(group_values(by, row), row["metric"]): row for row in connection.execute(totals).mappings()}
@@ -96,6 +105,25 @@ def _from_histograms(
         percentiles = {p: min(value_in(row[f"p{p}"]), known["largest"]) for p in PERCENTS}
         distributions.append(_distribution(by, known, percentiles, RELATIVE_ERROR))
     return distributions
+
+
+def _of_batches(rows: Iterable[RowMapping], by: Grouping) -> list[Distribution]:
+    """Add up rows of `BatchFigureSource`, each with a histogram of its own."""
+    found = []
+    for _, same in groupby(rows, key=lambda row: (*group_values(by, row), row["metric"])):
+        parts = list(same)
+        summed = {**parts[0], "jobs": sum(row["jobs"] for row in parts), "total": sum(row["total"] for row in parts)}
+        summed["largest"] = max(row["largest"] for row in parts)
+        percentiles = {p: min(value, summed["largest"]) for p, value in _percentiles_of(parts).items()}
+        found.append(_distribution(by, summed, percentiles, RELATIVE_ERROR))
+    return found
+
+
+def _percentiles_of(histograms: Iterable[RowMapping]) -> dict[int, float]:
+    lists = (zip(row["buckets"], row["bucket_jobs"], strict=True) for row in histograms)
+    counts = sorted(chain.from_iterable(lists))
+    ranks = list(accumulate(jobs for _, jobs in counts))
+    return {p: value_in(counts[bisect_left(ranks, ranks[-1] * p / 100)][0]) for p in PERCENTS}
 
 
 def _ranked_buckets(histograms: Select[Any], by: Grouping) -> Select[Any]:
@@ -116,7 +144,7 @@ def _percentiles(
 
 
 def _distribution(
-    by: Grouping, row: RowMapping, percentiles: Mapping[int, float], relative_error: float
+    by: Grouping, row: Mapping[Any, Any], percentiles: Mapping[int, float], relative_error: float
 ) -> Distribution:
     return Distribution(
         group_values(by, row),

@@ -63,6 +63,12 @@ _COLUMNS = {Dimension.QUEUE: "queue", Dimension.MODEL: "model", Dimension.TENANT
 _PERIODS = {Dimension.HOUR: SECONDS_PER_HOUR, Dimension.DAY: SECONDS_PER_DAY}
 
 
+def asked_columns(chosen: ReportFilter, by: Grouping) -> set[str]:
+    """Return the columns, times aside, that a table needs for the filter and the groups."""
+    grouped = {_COLUMNS[each] for each in by if isinstance(each, Dimension) and each in _COLUMNS}
+    return {*chosen.dimensions, *grouped} | ({"batch_id"} if chosen.batch is not None else set())
+
+
 def period_of(by: Dimension | Bucket) -> int | None:
     """Return the seconds of a grouping by time, None for another."""
     return by.seconds if isinstance(by, Bucket) else _PERIODS.get(by)

@@ -1,7 +1,7 @@
 """Which part of an answer comes from roll-ups and which from the rows of jobs.
 
-Roll-ups have whole hours, by queue, model and tenant, and sums by batch. The edges of a time that is asked for, what
-ended since the last roll-up, latencies and memory of batches, and periods finer than an hour come from the rows.
+Roll-ups have whole hours: by queue, model and tenant; sums by batch as well; latencies and memory by batch alone. The
+edges of a time that is asked for, what ended since the last roll-up, and periods finer than an hour come from the rows.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,39 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, func, select
 
-from worker.sql.reporting.filters import Dimension, Grouping, ReportFilter, finest_period, group_labels
+from worker.sql.reporting.filters import (
+    Dimension,
+    Grouping,
+    ReportFilter,
+    asked_columns,
+    finest_period,
+    group_labels,
+)
 from worker.sql.rollups.expressions import SECONDS_PER_HOUR
 from worker.sql.rollups.histograms import hourly_since, seconds_of
 from worker.sql.rollups.periods import DAY, HOUR, WEEK, ceil_to, floor_to
 from worker.sql.rollups.rolling import rolled_span
 from worker.sql.rollups.sources import HISTOGRAMS, Conditions, Source
-from worker.sql.tables import JobRow, RolledHourRow
+from worker.sql.tables import (
+    HistogramRow,
+    HourlyBatchCostsRow,
+    HourlyBatchFailuresRow,
+    HourlyBatchFigureRow,
+    HourlyBatchTotalsRow,
+    HourlyBatchWasteRow,
+    JobRow,
+    RolledHourRow,
+)
+
+# What tells whether an hour that is rolled up is in a table: workers of earlier versions write only the others.
+_HAS = {
+    HistogramRow: RolledHourRow.has_histograms,
+    HourlyBatchFigureRow: RolledHourRow.has_batch_figures,
+    HourlyBatchTotalsRow: RolledHourRow.has_batches,
+    HourlyBatchFailuresRow: RolledHourRow.has_batches,
+    HourlyBatchWasteRow: RolledHourRow.has_batches,
+    HourlyBatchCostsRow: RolledHourRow.has_batches,
+}
 
 Span = tuple[datetime | None, datetime | None]  # from the first, up to and without the second; None is without an end
 
@@ -75,7 +101,7 @@ def statement(source: Source, parts: Parts, chosen: ReportFilter, by: Grouping) 
     """Return what counts `source` over all parts, with `group_0` and so on for what is grouped by."""
     groups = group_labels(by, JobRow.__table__.c, JobRow.ended_at)
     counted = [source.from_rows(groups, [*span_conditions(span), *job_conditions(chosen)]) for span in parts.rows]
-    if _asks_for_batches(chosen, by):
+    if asks_for_batches(chosen, by):
         source = source.by_batch() or source
     columns = source.table.__table__.c
     starts_at = columns["hour" if "hour" in columns else "starts_at"]
@@ -116,20 +142,19 @@ def _usable_span(
     span = rolled_span(connection)
     if span is None:
         return None
-    if source is HISTOGRAMS:
-        has = RolledHourRow.has_histograms
-    elif _asks_for_batches(chosen, by):
-        has = RolledHourRow.has_batches
-    else:
-        return span
-    if _asks_for_batches(chosen, by) and source.batch_table is None:
+    table = source.batch_table if asks_for_batches(chosen, by) else source.table
+    if table is None or not asked_columns(chosen, by) <= set(table.__table__.c.keys()):
         return None
+    has = _HAS.get(table)
+    if has is None:
+        return span
     first, last = span
     without = connection.scalar(select(func.max(RolledHourRow.hour)).where(~has))
     return (first if without is None else without + HOUR), last
 
 
-def _asks_for_batches(chosen: ReportFilter, by: Grouping) -> bool:
+def asks_for_batches(chosen: ReportFilter, by: Grouping) -> bool:
+    """Tell whether an answer needs to know of batches."""
     return chosen.batch is not None or Dimension.BATCH in by
 
 

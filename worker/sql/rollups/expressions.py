@@ -1,4 +1,4 @@
-"""SQL that each database words in its own way: periods of time, and buckets of a histogram.
+"""SQL that each database words in its own way: periods of time, buckets of a histogram, lists.
 
 A histogram's buckets grow by `GROWTH`, so that what stands for a bucket is within `RELATIVE_ERROR` of each value in it.
 """
@@ -6,7 +6,7 @@ A histogram's buckets grow by `GROWTH`, so that what stands for a bucket is with
 import math
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Double, case, cast, func
+from sqlalchemy import JSON, BigInteger, ColumnElement, Double, case, cast, func
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -41,6 +41,13 @@ class epoch_seconds(FunctionElement[Any]):
     inherit_cache = True
 
 
+class list_of(FunctionElement[Any]):
+    """The values of a group's rows, in JSON. The lists of one group have their rows in the same order."""
+
+    type = JSON()
+    inherit_cache = True
+
+
 @compiles(hour_of, "sqlite")
 def _hour_in_sqlite(element: hour_of, compiler: SQLCompiler, **options: Any) -> str:
     return f"strftime('%Y-%m-%d %H:00:00.000000', {compiler.process(element.clauses, **options)})"
@@ -69,6 +76,16 @@ def _epoch_in_sqlite(element: epoch_seconds, compiler: SQLCompiler, **options: A
 @compiles(epoch_seconds, "postgresql")
 def _epoch_in_postgresql(element: epoch_seconds, compiler: SQLCompiler, **options: Any) -> str:
     return f"CAST(floor(date_part('epoch', {compiler.process(element.clauses, **options)})) AS BIGINT)"
+
+
+@compiles(list_of, "sqlite")
+def _list_in_sqlite(element: list_of, compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_group_array({compiler.process(element.clauses, **options)})"
+
+
+@compiles(list_of, "postgresql")
+def _list_in_postgresql(element: list_of, compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_agg({compiler.process(element.clauses, **options)})"
 
 
 def bucket_of(value: ColumnElement[Any]) -> ColumnElement[int]:

@@ -15,7 +15,7 @@ from worker.sql.database import reading, writing
 from worker.sql.rollups.expressions import hour_of
 from worker.sql.rollups.histograms import HOURLY_FOR, count_histograms
 from worker.sql.rollups.periods import DAY, HOUR, day_start, hour_start, in_steps, starts_in
-from worker.sql.rollups.sources import COSTS, FAILURES, FIGURES, TOTALS, WASTE, Conditions, Source
+from worker.sql.rollups.sources import BATCH_FIGURES, COSTS, FAILURES, FIGURES, TOTALS, WASTE, Conditions, Source
 from worker.sql.tables import JobRow, RolledHourRow, utc_now
 
 GRACE = timedelta(minutes=10)  # after an hour, for results that are committed late
@@ -25,6 +25,7 @@ ROLLUP_LOCK = 0x9A6E_3112  # PostgreSQL's advisory lock: one transaction that ro
 WORK_MEMORY = "128MB"  # for a sort or a hash table of PostgreSQL's: its default is for many small queries at once
 HOURLY = (TOTALS, FIGURES, FAILURES, WASTE, COSTS)
 DIMENSIONS = ("queue", "model", "tenant")
+HAS = ("has_histograms", "has_batches", "has_batch_figures")  # of an hour, once this version has rolled it up
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +141,10 @@ def roll_up(connection: Connection, start: datetime, end: datetime, by_day_befor
     jobs = _jobs_by_hour(connection, ended)  # before the sums: what is committed in between is found to be missing
     for source in HOURLY:
         _roll_up_hours(connection, source, start, end)
-    rows = [
-        {"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False, "has_histograms": True, "has_batches": True}
-        for hour in starts_in(start, end, HOUR)
-    ]
+    of_batches: list[Label[Any]] = [hour_of(JobRow.ended_at).label("hour"), JobRow.batch_id.label("batch_id")]
+    _replace(connection, BATCH_FIGURES, start, end, BATCH_FIGURES.from_rows(of_batches, ended))
+    has: dict[str, Any] = dict.fromkeys(HAS, True)
+    rows = [{"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False, **has} for hour in starts_in(start, end, HOUR)]
     connection.execute(insert(RolledHourRow), rows)
     count_histograms(connection, start, end, ended, by_day_before)
     return sum(jobs.values())
@@ -187,7 +188,7 @@ def _changed_days(connection: Connection, since: datetime | None, until: datetim
     changed = {
         day_start(row.hour)
         for row in known
-        if row.jobs != found.get(row.hour, 0) or not row.has_histograms or not row.has_batches
+        if row.jobs != found.get(row.hour, 0) or not all(getattr(row, name) for name in HAS)
     }
     return sorted(changed - final)
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from worker.records import JobState
-from worker.sql.rollups.expressions import bucket_of
+from worker.sql.rollups.expressions import bucket_of, list_of
 from worker.sql.rollups.measures import (
     COST_KEYS,
     FAILURE_KEYS,
@@ -46,6 +46,7 @@ from worker.sql.tables import (
     HistogramRow,
     HourlyBatchCostsRow,
     HourlyBatchFailuresRow,
+    HourlyBatchFigureRow,
     HourlyBatchTotalsRow,
     HourlyBatchWasteRow,
     HourlyCostsRow,
@@ -175,21 +176,55 @@ _VALUE: ColumnElement[Any] = column("value", Double)
 _ONE_BY_ONE = Measure(literal(1), lambda count: cast(func.sum(count), BigInteger))
 
 
+_BUCKETS = {"metric": _METRIC, "bucket": bucket_of(_VALUE)}
+_FIGURES = {
+    "jobs": _ONE_BY_ONE,
+    "total": Measure(_VALUE, func.sum),
+    "largest": Measure(_VALUE, func.max),
+}
+
+
 def figures_of(metrics: Sequence[str]) -> FigureSource:
     """Return count, sum and maximum of the metrics."""
-    measures = {
-        "jobs": _ONE_BY_ONE,
-        "total": Measure(_VALUE, func.sum),
-        "largest": Measure(_VALUE, func.max),
-    }
-    return FigureSource(HourlyFigureRow, _jobs, {"metric": _METRIC}, measures, metrics=metrics)
+    return FigureSource(HourlyFigureRow, _jobs, {"metric": _METRIC}, _FIGURES, metrics=metrics)
 
 
 def histograms_of(metrics: Sequence[str]) -> FigureSource:
     """Return the histograms of the metrics."""
-    keys = {"metric": _METRIC, "bucket": bucket_of(_VALUE)}
-    return FigureSource(HistogramRow, _jobs, keys, {"jobs": _ONE_BY_ONE}, metrics=metrics)
+    return FigureSource(HistogramRow, _jobs, _BUCKETS, {"jobs": _ONE_BY_ONE}, metrics=metrics)
+
+
+@dataclass(frozen=True)
+class BatchFigureSource(FigureSource):
+    """Count, sum, maximum and histogram of figures, by batch. A histogram is in one row: two lists side by side."""
+
+    def from_rows(self, groups: Groups, conditions: Conditions) -> Select[Any]:
+        """Count as `Source` does."""
+        counted = super().from_rows(groups, conditions).subquery()
+        named = [counted.c[name] for name in (*(group.name for group in groups), "metric")]
+        measures = [of.merge(counted.c[name]).label(name) for name, of in self.measures.items()]
+        buckets = [list_of(counted.c.bucket).label("buckets"), list_of(counted.c.jobs).label("bucket_jobs")]
+        return select(*named, *measures, *buckets).group_by(*named)
+
+    def from_rollup(self, groups: Groups, conditions: Conditions) -> Select[Any]:
+        """Return what was counted, hour by hour."""
+        columns = self.table.__table__.c
+        named = [columns[name] for name in ("metric", *self.measures, "buckets", "bucket_jobs")]
+        return select(*groups, *named).where(*conditions, columns.metric.in_(self.metrics))
+
+    def merged(self, parts: Sequence[Select[Any]]) -> Select[Any]:
+        """Return the rows of all parts, those of one group and metric behind each other: SQL adds up no lists."""
+        rows = union_all(*parts).subquery()
+        figures = {*self.measures, "buckets", "bucket_jobs"}
+        return select(*rows.c).order_by(*(column for column in rows.c if column.key not in figures))
+
+
+def batch_figures_of(metrics: Sequence[str]) -> BatchFigureSource:
+    """Return the figures and histograms of the metrics by batch."""
+    table = HourlyBatchFigureRow
+    return BatchFigureSource(table, _jobs, _BUCKETS, _FIGURES, batch_table=table, metrics=metrics)
 
 
 FIGURES = figures_of((*LATENCIES, *MEMORY))
 HISTOGRAMS = histograms_of((*LATENCIES, *MEMORY))
+BATCH_FIGURES = batch_figures_of((*LATENCIES, *MEMORY))

@@ -23,6 +23,7 @@ class RolledHourRow(Base):
     # What it has of what workers of earlier versions do not count.
     has_histograms: Mapped[bool] = mapped_column(Boolean, server_default=false())  # in `HistogramRow`
     has_batches: Mapped[bool] = mapped_column(Boolean, server_default=false())  # it is rolled up by batch as well
+    has_batch_figures: Mapped[bool] = mapped_column(Boolean, server_default=false())  # in `HourlyBatchFigureRow`
 
 
 class _Hourly:
@@ -93,6 +94,28 @@ class HourlyFigureRow(Base):
     jobs: Mapped[int]
     total: Mapped[float]
     largest: Mapped[float]
+
+
+class HourlyBatchFigureRow(Base):
+    """One latency or memory figure over the jobs of a batch (None is without one) that ended in an hour and have it.
+
+    A batch has hundreds of buckets and is read whole, so its histogram is within the row: the buckets, in any order,
+    and beside each how many jobs had a figure in it. Queues, models and tenants are not told apart: a histogram of each
+    would have about as many buckets as jobs.
+    """
+
+    __tablename__ = "hourly_batch_figures"
+    __table_args__ = (Index(None, "hour"), Index(None, "batch_id"))
+
+    id: Mapped[AutoId]
+    hour: Mapped[datetime]
+    batch_id: Mapped[str | None]
+    metric: Mapped[str]
+    jobs: Mapped[int]
+    total: Mapped[float]
+    largest: Mapped[float]
+    buckets: Mapped[list[int]]  # see worker.sql.rollups.expressions
+    bucket_jobs: Mapped[list[int]]
 
 
 class HistogramRow(Base):
