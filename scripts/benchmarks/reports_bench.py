@@ -3,7 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,10 +14,11 @@ from uuid import uuid4
 import click
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import Connection, create_engine, make_url, text
 
 from scripts.benchmarks.report_data import write_jobs
 from scripts.fault_table.postgresql import NoServer, connect_to_server, create_database, drop_database
+from worker.reports.html.report import whole_page
 from worker.sql import schema
 from worker.sql.database import open_database
 from worker.sql.reporting import Bucket, Dimension, ReportFilter, Reports
@@ -62,24 +64,32 @@ def _asked() -> Mapping[str, Callable[[Reports], object]]:
         "latency, 30 days": lambda reports: reports.latency(month),
         "latency, a day by the hour": lambda reports: reports.latency(day, (Dimension.HOUR,)),
         "latency, a batch": lambda reports: reports.latency(batch),
+        "latency by batch": lambda reports: reports.latency(everything, by_batch),
+        "latency by batch, 30 days": lambda reports: reports.latency(month, by_batch),
         "latency by batch, a day": lambda reports: reports.latency(day, by_batch),
+        "latency by week": lambda reports: reports.latency(everything, (Bucket(7 * DAY),)),
         "memory": lambda reports: reports.memory(everything),
         "memory by model": lambda reports: reports.memory(everything, (Dimension.MODEL,)),
+        "memory by day": lambda reports: reports.memory(everything, (Bucket(DAY),)),
+        "memory by batch": lambda reports: reports.memory(everything, by_batch),
         "savings by queue": lambda reports: reports.savings(everything, queue),
         "prefix by tenant": lambda reports: reports.prefix(everything, (Dimension.TENANT,)),
         "failures": lambda reports: reports.failures(everything),
         "failures by batch": lambda reports: reports.failures(everything, by_batch),
         "waste by queue": lambda reports: reports.waste(everything, queue),
+        "waste by batch": lambda reports: reports.waste(everything, by_batch),
         "costs by tenant": lambda reports: reports.costs(everything, (Dimension.TENANT,)),
         "costs by batch": lambda reports: reports.costs(everything, by_batch),
-        "slowest": lambda reports: reports.slowest(day),
+        "slowest": lambda reports: reports.slowest(everything),
+        "slowest, a day": lambda reports: reports.slowest(day),
+        "the whole page": lambda reports: whole_page(reports, everything, END),
     }
 
 
 @click.command()
 @click.option("--rows", default=1_000_000, show_default=True, help="Jobs.")
 @click.option("--keep", is_flag=True, help="Leave the database, and print its URL.")
-@click.option("--database-url", metavar="URL", help="Measure one that --keep left.")
+@click.option("--database-url", metavar="URL", help="Measure one that --keep left; upgrade and roll it up before.")
 @click.option("--views/--no-views", "with_views", default=False, help="Read each view whole as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def reports(rows: int, keep: bool, database_url: str | None, with_views: bool, as_json: bool) -> None:
@@ -90,6 +100,7 @@ def reports(rows: int, keep: bool, database_url: str | None, with_views: bool, a
       scripts/bench reports --rows 10000000
     """
     if database_url is not None:
+        _roll_up(database_url, _Clock())
         _report(_measure(database_url, with_views), as_json)
         return
     try:
@@ -109,24 +120,45 @@ def reports(rows: int, keep: bool, database_url: str | None, with_views: bool, a
 
 
 def _fill(url: str, rows: int) -> None:
-    started = time.monotonic()
-
-    def told(what: str) -> None:
-        click.echo(f"{time.monotonic() - started:7.1f} s  {what}", err=True)
-
+    told = _Clock()
     schema.upgrade(url)
-    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
+    with _autocommitting(url) as connection:
         write_jobs(connection, rows, END.isoformat(), told)
-        told("rolling up")
-        pagemills = open_database(url)
-        rolled = Roller(pagemills, now=lambda: END).run()
-        pagemills.dispose()
-        told(f"rolled up {rolled.jobs:,} jobs of {rolled.hours:,} hours")
+    _roll_up(url, told)
+
+
+def _roll_up(url: str, told: Callable[[str], None]) -> None:
+    """Bring a database to what this version's reports read; one that is there already stays as it is."""
+    schema.upgrade(url)
+    told("rolling up")
+    pagemills = open_database(url)
+    rolled = Roller(pagemills, now=lambda: END).run(
+        check_all=True, told=lambda step, steps: told(f"rolled up {step} of {steps} times")
+    )
+    pagemills.dispose()
+    told(f"rolled up {rolled.jobs:,} jobs of {rolled.hours:,} hours")
+    with _autocommitting(url) as connection:
         connection.execute(text("VACUUM ANALYZE"))
         for table, size in connection.execute(text(_SIZES)):
             told(f"{table}: {size}")
+
+
+@contextmanager
+def _autocommitting(url: str) -> Iterator[Connection]:
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        yield connection
     engine.dispose()
+
+
+class _Clock:
+    """Tells what is done, and after how long."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        click.echo(f"{time.monotonic() - self._started:7.1f} s  {what}", err=True)
 
 
 _SIZES = (
