@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
+from engine.kv_layout import AttentionLayer
+
 OBSERVING_NAME = "pagemill_observing"
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 GPT_NEO_TYPES = {"global": "full_attention", "local": "sliding_attention"}
@@ -19,17 +21,6 @@ class UnsupportedModel(Exception):
 
 class OptionsLost(UnsupportedModel):
     """A model whose layers do not hand the options of a step down to the attention function."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionLayer:
-    """The attention of one decoder layer."""
-
-    num_heads: int  # query heads
-    num_kv_heads: int
-    head_dim: int  # of queries and keys; narrower values are stored padded to it
-    window: int | None  # tokens that a query sees, itself included; None sees all
-    source: int  # index of the layer whose K and V it reads: its own, unless they are shared
 
 
 @dataclass(slots=True)

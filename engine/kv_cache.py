@@ -8,32 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention_layers import AttentionLayer
-from engine.kv_groups import KVGroup, divide, together
+from engine.kv_groups import KVGroup
+from engine.kv_layout import AttentionLayer, KVLayout, Lane, Place
 from kernels import ops
 from kernels.kv_scales import GREATEST, KVScales, why_unsupported
 from kernels.native.tiles import CacheStruct, struct_of_cache
 
 QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 SCALE_DTYPE = torch.bfloat16  # float32's range in two bytes; its rounding stays below half a step of the numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """A part of all blocks that is one piece of memory: for each token numbers, K's and V's each, and scales."""
-
-    num_heads: int
-    width: int  # numbers of a head
-    num_scales: int  # where they are quantised
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a layer's K and V lie: their lane, and how many numbers and scales of a token come before them in it."""
-
-    lane: int
-    num_numbers: int = 0
-    num_scales: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,60 +33,14 @@ class KVShape:
         return self.dtype in GREATEST
 
     @property
-    def is_mixed(self) -> bool:
-        """Whether there are groups, and layers differ in width or KV heads: the layers of a group then lie side by side
-        in one lane, in each block for itself, so that a block is the same memory whichever group has it."""
-        shapes = {(self.layers[i].num_kv_heads, self.layers[i].head_dim) for group in self.groups for i in group.layers}
-        return len(self.groups) > 1 and len(shapes) > 1
-
-    @property
-    def lanes(self) -> tuple[Lane, ...]:
-        """A block's parts: one with room for each layer of a group, or, where shapes are mixed, one for all of them."""
-        by_group = [[self.layers[index] for index in group.layers] for group in self.groups]
-        if self.is_mixed:
-            width = max(sum(layer.num_kv_heads * layer.head_dim for layer in of) for of in by_group)
-            return (Lane(1, width, max(sum(layer.num_kv_heads for layer in of) for of in by_group)),)
-        largest = max(by_group, key=len)
-        return tuple(Lane(layer.num_kv_heads, layer.head_dim, layer.num_kv_heads) for layer in largest)
-
-    @property
-    def places(self) -> dict[int, tuple[int, Place]]:
-        """The group of each layer that has K and V of its own, and where they lie."""
-        found: dict[int, tuple[int, Place]] = {}
-        for number, group in enumerate(self.groups):
-            num_numbers = num_scales = 0
-            for lane, index in enumerate(group.layers):
-                found[index] = number, Place(0, num_numbers, num_scales) if self.is_mixed else Place(lane)
-                layer = self.layers[index]
-                num_numbers += layer.num_kv_heads * layer.head_dim
-                num_scales += layer.num_kv_heads
-        return found
+    def layout(self) -> KVLayout:
+        return KVLayout(self.layers, self.groups)
 
     @property
     def bytes_per_block(self) -> int:
         """K and V of one block over the layers of a group, their scales included."""
         scale_bytes = SCALE_DTYPE.itemsize if self.is_quantised else 0
-        sizes = (
-            lane.num_heads * lane.width * self.dtype.itemsize + lane.num_scales * scale_bytes for lane in self.lanes
-        )
-        return 2 * self.block_size * sum(sizes)
-
-
-def groups_of(layers: Sequence[AttentionLayer], longest: int, *, may_mix: bool = True) -> tuple[KVGroup, ...]:
-    """Return the KV groups of a model whose sequences have up to `longest` tokens.
-
-    Unless blocks `may_mix` shapes, layers of different widths or numbers of KV heads are one group.
-    """
-    readers: dict[int, list[int | None]] = {}
-    for layer in layers:
-        readers.setdefault(layer.source, []).append(layer.window)
-    windows = {
-        index: None if None in seen else max(w for w in seen if w is not None) for index, seen in readers.items()
-    }
-    shapes = {index: (layers[index].num_kv_heads, layers[index].head_dim) for index in windows}
-    if len(set(shapes.values())) > 1 and not may_mix:
-        return together(windows)
-    return divide(windows, longest, {index: heads * width for index, (heads, width) in shapes.items()})
+        return self.block_size * self.layout.bytes_per_slot(self.dtype.itemsize, scale_bytes)
 
 
 class UnsupportedCache(Exception):
@@ -139,8 +75,8 @@ class KVCache:
         self.shape = shape
         self.num_blocks = num_blocks
         # By lane: numbers and, where they are quantised, scales, each [2, num_blocks, ...].
-        self._memory = [self._allocate(lane, device) for lane in shape.lanes]
-        places = shape.places
+        self._memory = [self._allocate(lane, device) for lane in shape.layout.lanes]
+        places = shape.layout.places
         self.groups: tuple[int, ...] = tuple(places[layer.source][0] for layer in shape.layers)
         of_layers = [self._at(places[layer.source][1], layer) for layer in shape.layers]
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((memory[0][0], memory[0][1]) for memory in of_layers)
@@ -153,7 +89,7 @@ class KVCache:
     def _allocate(self, lane: Lane, device: torch.device) -> list[Tensor]:
         sizes = (2, self.num_blocks, self.shape.block_size)
         if self.shape.is_tiled:
-            assert not self.shape.is_mixed, "tiles have KV heads first"
+            assert not self.shape.layout.is_mixed, "tiles have KV heads first"
             elements = self.shape.block_size * lane.width
             numbers = _lazy_zeros((2, lane.num_heads, self.num_blocks, elements), self.shape.dtype).transpose(1, 2)
         else:
@@ -164,7 +100,7 @@ class KVCache:
     def _at(self, place: Place, layer: AttentionLayer) -> list[Tensor]:
         """Return a layer's numbers and, where they are quantised, scales, each [2, num_blocks, ...]."""
         memory = self._memory[place.lane]
-        if not self.shape.is_mixed:
+        if not self.shape.layout.is_mixed:
             return memory
         block_size, heads = self.shape.block_size, layer.num_kv_heads
         blocks = memory[0].view(2, self.num_blocks, -1)

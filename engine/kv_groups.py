@@ -47,11 +47,6 @@ def divide(
     return best if _cost(best, taken, longest) <= MOST_LEFT * _cost(undivided, taken, longest) else undivided
 
 
-def num_lanes(groups: tuple[KVGroup, ...]) -> int:
-    """Return how many layers' K and V a block has room for."""
-    return max(len(group.layers) for group in groups)
-
-
 def num_slid_blocks(window: int | None, num_computed_tokens: int, block_size: int) -> int:
     """Return how many leading blocks no token behind the computed ones sees."""
     if window is None:

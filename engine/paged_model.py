@@ -12,7 +12,6 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from engine.attention_layers import (
     OBSERVING_NAME,
-    AttentionLayer,
     Observation,
     OptionsLost,
     UnsupportedModel,
@@ -22,7 +21,8 @@ from engine.attention_layers import (
     refuse_other_attention,
 )
 from engine.attention_patches import Attend, hook_attention, patch_attention
-from engine.kv_cache import KVCache, KVShape, groups_of
+from engine.kv_cache import KVCache, KVShape
+from engine.kv_layout import AttentionLayer, groups_of
 from engine.step_plan import SchedulerOutput
 from kernels import ops
 from kernels.native.attending import NativePlan

@@ -1,15 +1,18 @@
 """What fits in a device's memory: plain arithmetic over a model's shape, no model and no torch needed.
 
 KV bytes a token are 2 * layers * KV heads * (head dimension * bytes an element + bytes of a scale): one key and one
-value in each layer, and a scale for each where they are quantised.
+value in each layer that has its own, and a scale for each where they are quantised.
 Only KV heads count, so grouped-query attention shrinks the cache by query heads / KV heads. Of layers with a window, a
-sequence keeps the window's tokens only, in blocks of a KV group's layers (`engine.kv_groups`).
+sequence keeps the window's tokens only, in blocks of a KV group's layers. Groups, and what their blocks hold, are those
+of the engine (`engine.kv_layout`).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.kv_groups import KVGroup, divide, most_held, num_lanes
+from engine.kv_groups import most_held
+from engine.kv_layout import AttentionLayer, KVLayout, groups_of
 
 # Hidden-sized vectors that one token of a step keeps alive at once: residual, norm, query, key, value, attention
 # output, and the two halves of a feed-forward layer that is about four times as wide.
@@ -37,27 +40,26 @@ class ModelShape:
     Raises ValueError, naming the field, for one out of range.
     """
 
-    num_layers: int
-    num_heads: int  # query heads
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[AttentionLayer, ...]
     hidden_size: int
     vocab_size: int
     num_parameters: int
     split: ParameterSplit | None = None  # None: not known, all but one embedding is taken for linear layers
-    windows: tuple[int | None, ...] | None = None  # tokens that each layer sees; None, of one or of all: all of them
+    max_model_len: int | None = None  # tokens, by which layers are divided into groups; None: the plan's context
 
     def __post_init__(self) -> None:
-        for field in self.__slots__:
-            value = getattr(self, field)
-            if field not in {"split", "windows"} and value < 1:
-                raise ValueError(f"{field} is {value}; it must be at least 1")
-        if self.windows is not None and len(self.windows) != self.num_layers:
-            raise ValueError(f"windows are {len(self.windows)}; they must be as many as num_layers ({self.num_layers})")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads is {self.num_heads}; it must be a multiple of num_kv_heads ({self.num_kv_heads})"
-            )
+        values = {field: getattr(self, field) for field in ("hidden_size", "vocab_size", "num_parameters")}
+        values["num_layers"] = len(self.layers)
+        if self.max_model_len is not None:
+            values["max_model_len"] = self.max_model_len
+        for layer in self.layers:
+            values |= {field: getattr(layer, field) for field in ("num_heads", "num_kv_heads", "head_dim")}
+            _check_positive(values)
+            if layer.num_heads % layer.num_kv_heads:
+                raise ValueError(
+                    f"num_heads is {layer.num_heads}; it must be a multiple of num_kv_heads ({layer.num_kv_heads})"
+                )
+        _check_positive(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,17 @@ class MemoryPlan:
         return self.weights_bytes < self.memory_bytes
 
 
+def like_layers(num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[AttentionLayer, ...]:
+    """Return the layers of a model whose layers are all alike, and see everything."""
+    return tuple(AttentionLayer(num_heads, num_kv_heads, head_dim, None, index) for index in range(num_layers))
+
+
+def _check_positive(values: Mapping[str, int]) -> None:
+    for field, value in values.items():
+        if value < 1:
+            raise ValueError(f"{field} is {value}; it must be at least 1")
+
+
 def kv_bytes_per_token(
     num_layers: int, num_kv_heads: int, head_dim: int, element_bytes: int, scale_bytes: int = 0
 ) -> int:
@@ -157,22 +170,24 @@ def activation_bytes(shape: ModelShape, token_budget: int, max_num_seqs: int) ->
 class _Cache:
     """How one model's keys and values lie in blocks."""
 
-    groups: tuple[KVGroup, ...]
-    token_bytes: int  # of one token in all layers
+    layout: KVLayout
+    token_bytes: int  # of one token in all layers that have K and V of their own
+    token_bytes_without_gqa: int  # the same with a KV head for each query head
     block_bytes: int  # of one group's layers
     block_size: int
 
     def blocks_of(self, num_tokens: int) -> int:
         """Return the blocks that a sequence holds at most while it decodes."""
-        return sum(most_held(group.window, num_tokens, 1, self.block_size) for group in self.groups)
+        return sum(most_held(group.window, num_tokens, 1, self.block_size) for group in self.layout.groups)
 
 
 def _cache_of(shape: ModelShape, deployment: Deployment, element_bytes: int, scale_bytes: int) -> _Cache:
-    windows = shape.windows or (None,) * shape.num_layers
-    groups = divide(dict(enumerate(windows)), deployment.context)
-    lane_bytes = kv_bytes_per_token(1, shape.num_kv_heads, shape.head_dim, element_bytes, scale_bytes)
+    layout = KVLayout(shape.layers, groups_of(shape.layers, shape.max_model_len or deployment.context))
+    own = [layer for index, layer in enumerate(shape.layers) if layer.source == index]
+    sizes = [kv_bytes_per_token(1, layer.num_kv_heads, layer.head_dim, element_bytes, scale_bytes) for layer in own]
+    without = sum(size * layer.num_heads // layer.num_kv_heads for size, layer in zip(sizes, own, strict=True))
     size = deployment.block_size
-    return _Cache(groups, lane_bytes * shape.num_layers, lane_bytes * num_lanes(groups) * size, size)
+    return _Cache(layout, sum(sizes), without, layout.bytes_per_slot(element_bytes, scale_bytes) * size, size)
 
 
 def plan_memory(shape: ModelShape, deployment: Deployment, draft: ModelShape | None = None) -> MemoryPlan:
@@ -202,12 +217,12 @@ def plan_memory(shape: ModelShape, deployment: Deployment, draft: ModelShape | N
         activation_bytes=activations,
         kv_cache_bytes=left,
         kv_bytes_per_token=own.token_bytes,
-        kv_bytes_per_token_without_gqa=own.token_bytes * shape.num_heads // shape.num_kv_heads,
+        kv_bytes_per_token_without_gqa=own.token_bytes_without_gqa,
         draft_kv_bytes_per_token=sum(cache.token_bytes for cache in others),
-        num_groups=len(own.groups),
+        num_groups=len(own.layout.groups),
         block_bytes=block_bytes,
         num_blocks=num_blocks,
-        capacity_tokens=num_blocks // len(own.groups) * deployment.block_size,
+        capacity_tokens=num_blocks // len(own.layout.groups) * deployment.block_size,
         fits=tuple(_fit(tokens, deployment, caches, left) for tokens in lengths),
     )
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.gguf_header import gguf_type
+from engine.kv_layout import AttentionLayer
 from engine.plan import ModelShape, ParameterSplit
 from engine.quantisation import UnsupportedQuantisation, dequantised_shapes
 from engine.quantisation_config import read_quantisation
+from worker.attention_shape import config_of_gguf, context_of, field, layers_of_config
 from worker.errors import ConfigurationError, ServiceUnavailable
 from worker.extras import import_extra
-from worker.layer_windows import Windows, windows_of_config, windows_of_gguf
 
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000  # the format's own limit
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -30,7 +31,6 @@ class DescribedShape:
     """A model's shape, and what else its files tell."""
 
     shape: ModelShape
-    max_model_len: int | None  # tokens
     parameters_from: str  # what the parameters were counted from, for a person
     stored: str | None = None  # how the weights are quantised in its files, for a person
 
@@ -94,10 +94,8 @@ def shape_from_config(config: Mapping[str, Any], where: str, shapes: Shapes | No
     for a quantisation that the engine would refuse.
     """
     text = config.get("text_config", config)
-    hidden, heads = _number(text, "hidden_size", where), _number(text, "num_attention_heads", where)
-    layers, vocabulary = _number(text, "num_hidden_layers", where), _number(text, "vocab_size", where)
-    kv_heads = text.get("num_key_value_heads") or heads
-    head_dim = text.get("head_dim") or hidden // heads
+    hidden, vocabulary = _number(text, "hidden_size", where), _number(text, "vocab_size", where)
+    layers = _layers(text, where)
     stored, plain_shapes = _quantised(config, shapes, where)
     if plain_shapes is not None:
         num_parameters, split = _count(plain_shapes)
@@ -106,27 +104,30 @@ def shape_from_config(config: Mapping[str, Any], where: str, shapes: Shapes | No
             raise ConfigurationError(
                 f"{where}: has experts, whose parameters cannot be told from it; give --parameters"
             )
-        attention = hidden * head_dim * 2 * (heads + kv_heads)
-        matrices = layers * (attention + 3 * hidden * _number(text, "intermediate_size", where))
-        norms, embedding = (2 * layers + 1) * hidden, vocabulary * hidden
+        attention = sum(2 * hidden * layer.head_dim * (layer.num_heads + layer.num_kv_heads) for layer in layers)
+        matrices = attention + len(layers) * 3 * hidden * _number(text, "intermediate_size", where)
+        norms, embedding = (2 * len(layers) + 1) * hidden, vocabulary * hidden
         num_parameters = matrices + norms + embedding * (1 if text.get("tie_word_embeddings") else 2)
         split = ParameterSplit(matrices + embedding, norms + embedding)
     shape = _make_shape(
         where,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
+        layers=layers,
         hidden_size=hidden,
         vocab_size=vocabulary,
         num_parameters=num_parameters,
         split=split,
-        windows=windows_of_config(text, layers),
+        max_model_len=context_of(text),
     )
     counted = "the sizes in its config.json" if shapes is None else "its safetensors files"
-    return DescribedShape(
-        shape=shape, max_model_len=text.get("max_position_embeddings"), parameters_from=counted, stored=stored
-    )
+    return DescribedShape(shape=shape, parameters_from=counted, stored=stored)
+
+
+def _layers(text: Mapping[str, Any], where: str) -> tuple[AttentionLayer, ...]:
+    numbers = [_number(text, name, where) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
+    try:
+        return layers_of_config(text, *numbers)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{where}: its layers cannot be told: {error}") from None
 
 
 def _quantised(config: Mapping[str, Any], shapes: Shapes | None, where: str) -> tuple[str | None, Shapes | None]:
@@ -208,29 +209,18 @@ def _read_gguf(path: Path) -> DescribedShape:
     except (OSError, ValueError, IndexError) as error:
         raise ConfigurationError(f"model: {path} cannot be read as GGUF: {error}") from None
     fields = {name: field.contents() for name, field in reader.fields.items() if name != "tokenizer.ggml.merges"}
-    prefix = fields.get("general.architecture")
-    values = {name.removeprefix(f"{prefix}."): value for name, value in fields.items()}
-    hidden, heads = _number(values, "embedding_length", str(path)), _number(values, "attention.head_count", str(path))
+    config, where = config_of_gguf(fields), str(path)
     num_parameters, split = _count({tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors})
-    layers = _number(values, "block_count", str(path))
     shape = _make_shape(
-        str(path),
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=values.get("attention.head_count_kv", heads),
-        head_dim=values.get("attention.key_length", hidden // heads),
-        hidden_size=hidden,
-        vocab_size=len(values.get("tokenizer.ggml.tokens", ())),
+        where,
+        layers=_layers(config, where),
+        hidden_size=_number(config, "hidden_size", where),
+        vocab_size=len(fields.get("tokenizer.ggml.tokens", ())),
         num_parameters=num_parameters,
         split=split,
-        windows=windows_of_gguf(str(prefix), values, layers),
+        max_model_len=context_of(config),
     )
-    return DescribedShape(
-        shape=shape,
-        max_model_len=values.get("context_length"),
-        parameters_from="its tensors",
-        stored=_gguf_name(path),
-    )
+    return DescribedShape(shape=shape, parameters_from="its tensors", stored=_gguf_name(path))
 
 
 def _read_hub(model: str) -> DescribedShape:
@@ -248,14 +238,14 @@ def _read_hub(model: str) -> DescribedShape:
 
 
 def _number(values: Mapping[str, Any], key: str, where: str) -> int:
-    value = values.get(key)
+    value = field(values, key)
     if not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{where}: {key} is {value!r}; a number of at least 1 is needed")
     return value
 
 
-def _make_shape(where: str, *, split: ParameterSplit, windows: Windows | None, **numbers: int) -> ModelShape:
+def _make_shape(where: str, **fields: Any) -> ModelShape:
     try:
-        return ModelShape(**numbers, split=split, windows=windows)
+        return ModelShape(**fields)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"{where}: {error}") from None

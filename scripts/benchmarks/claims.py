@@ -2,24 +2,18 @@
 
 from dataclasses import dataclass
 
-from engine.plan import Deployment, MemoryPlan, ModelShape, kv_bytes_per_token, plan_memory, weights_bytes
+from engine.plan import Deployment, MemoryPlan, ModelShape, kv_bytes_per_token, like_layers, plan_memory, weights_bytes
 
 GIB = 2**30
 # An 8B model of the Llama 3 kind, and a 70B one: the sizes that the claims are about.
 LLAMA_8B = ModelShape(
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
+    layers=like_layers(32, num_heads=32, num_kv_heads=8, head_dim=128),
     hidden_size=4_096,
     vocab_size=128_256,
     num_parameters=8_030_000_000,
 )
 LLAMA_70B = ModelShape(
-    num_layers=80,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
+    layers=like_layers(80, num_heads=64, num_kv_heads=8, head_dim=128),
     hidden_size=8_192,
     vocab_size=128_256,
     num_parameters=70_600_000_000,
@@ -83,10 +77,11 @@ def _grouped_queries() -> Claim:
 def _formulas() -> Claim:
     """M_KV = 2 L n d b, and M_paged = ceil(n / p) p d 2 L, with b bytes an element and d of all KV heads together."""
     tokens, block_size = 500, 16
-    heads_dim = LLAMA_8B.num_kv_heads * LLAMA_8B.head_dim
-    exact = 2 * LLAMA_8B.num_layers * tokens * heads_dim * KV_BYTES
+    num_layers, layer = len(LLAMA_8B.layers), LLAMA_8B.layers[0]
+    heads_dim = layer.num_kv_heads * layer.head_dim
+    exact = 2 * num_layers * tokens * heads_dim * KV_BYTES
     blocks = -(-tokens // block_size)
-    paged = blocks * block_size * heads_dim * 2 * LLAMA_8B.num_layers * KV_BYTES
+    paged = blocks * block_size * heads_dim * 2 * num_layers * KV_BYTES
     planned = blocks * _plan(LLAMA_8B, 24, HALF_BITS).block_bytes
     remark = "the paged formula lacks b, the bytes per element" if planned == paged else "our plan differs"
     return Claim(

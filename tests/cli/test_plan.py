@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.attention_layers import AttentionLayer
-from engine.kv_cache import QUANTISED, KVShape, groups_of
+from engine.kv_cache import QUANTISED, KVShape
+from engine.kv_layout import AttentionLayer, groups_of
 from tests.cli.conftest import Run
 from tests.cli.model_folders import AWQ, CONFIG, write_folder
 
@@ -159,13 +159,15 @@ def test_plan_of_layers_with_a_window(run: Run, tmp_path: Path) -> None:
         },
     )
     plan = plan_json(run, "model", "--memory", "1GiB", "--context", "4096")
-    assert plan["shape"]["windows"] == [64, None]
+    assert [layer["window"] for layer in plan["shape"]["layers"]] == [64, None]
     assert plan["plan"]["num_groups"] == 2
     assert plan["plan"]["fits"][0]["kv_bytes"] == (256 + 5) * plan["plan"]["block_bytes"]
     shown = run("plan", "model", "--memory", "1GiB", "--context", "4096").stdout
     assert "1, of 64 tokens; 2 groups of layers have blocks of their own" in shown
     other = plan_json(run, "model", "--memory", "1GiB", "--layers", "3")
-    assert other["shape"]["windows"] is None
+    assert [layer["window"] for layer in other["shape"]["layers"]] == [None] * 3
+    other = plan_json(run, "model", "--memory", "1GiB", "--head-dim", "8")
+    assert [(layer["window"], layer["head_dim"]) for layer in other["shape"]["layers"]] == [(64, 8), (None, 8)]
 
 
 def test_plan_with_a_draft_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

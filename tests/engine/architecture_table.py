@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import nn
 
-from engine.attention_layers import AttentionLayer
 from engine.attention_patches import PatchedAttention
 from engine.fused import RMSNorm, Siblings
 from engine.fused_layer import FusedLayer
+from engine.kv_layout import AttentionLayer
 from engine.model_loader import LoadedModel
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"

@@ -103,7 +103,7 @@ def test_memory_is_a_windows_and_the_full_layers(mixed: Mixed) -> None:
     a_token = sum(2 * layer.num_kv_heads * layer.head_dim * 4 for layer in own)  # K and V in float32
     undivided = -(-num_tokens // 4) * 4 * a_token
     taken = request.figures.kv_blocks_peak * model.kv_shape(4).bytes_per_block
-    leaves_room = model.kv_shape(4).is_mixed  # sliding layers, in blocks that are as large as those of full ones
+    leaves_room = model.kv_shape(4).layout.is_mixed  # sliding layers, in blocks that are as large as those of full ones
     assert taken < undivided * (0.4 if sliding == 5 else 0.85 if leaves_room else 0.65)
 
 
@@ -194,7 +194,7 @@ def test_blocks_of_mixed_shapes_change_no_token(tmp_path: Path, kv_dtype: torch.
     own = {layer.source: layer.window for layer in reversed(model.layers)}
     for groups in (model.kv_groups, together(own)):
         model.kv_groups = groups
-        assert model.kv_shape(4).is_mixed == (len(groups) > 1)
+        assert model.kv_shape(4).layout.is_mixed == (len(groups) > 1)
         engine = make_engine(loaded, kv_dtype, token_budget=24, max_num_seqs=4)
         found.append([outputs_of(run(engine, prompts, NUM_TOKENS)) for _ in range(2)])
     assert found[0] == found[1]

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention_layers import AttentionLayer
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.forking import Output
-from engine.kv_cache import KVCache, KVShape, groups_of
-from engine.kv_groups import MAX_GROUPS, MOST_LEFT, KVGroup, divide, num_lanes, together
+from engine.kv_cache import KVCache, KVShape
+from engine.kv_groups import MAX_GROUPS, MOST_LEFT, KVGroup, divide, together
+from engine.kv_layout import AttentionLayer, groups_of
 from engine.offload_policy import CopyTime, Direction
 from engine.request import ForkGroup, GroupFigures, Request, RequestError, RequestState, SamplingParams
 from tests.engine.fakes import FakeClock, assert_as_alone, make_config, make_harness, make_request
@@ -67,7 +67,9 @@ def test_each_layer_is_in_one_group_with_its_like(kinds: list[int | None], longe
     assert 1 <= len(groups) <= MAX_GROUPS
     if groups != whole:
         assert all({windows[layer] for layer in group.layers} == {group.window} for group in groups)
-        kept = num_lanes(groups) * sum(longest if g.window is None else min(longest, g.window) for g in groups)
+        kept = max(len(group.layers) for group in groups) * sum(
+            longest if g.window is None else min(longest, g.window) for g in groups
+        )
         widest = None if None in kinds else max(window for window in kinds if window is not None)
         assert kept <= MOST_LEFT * len(windows) * (longest if widest is None else min(longest, widest))
 

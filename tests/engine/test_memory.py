@@ -8,8 +8,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from engine.attention_layers import AttentionLayer
-from engine.kv_cache import KVCache, KVShape, groups_of
+from engine.kv_cache import KVCache, KVShape
+from engine.kv_layout import AttentionLayer, groups_of
 from engine.memory import FilePages
 from tests.engine.tiny_configs import SERVED
 from tests.engine.tiny_models import load, random_model

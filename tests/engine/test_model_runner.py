@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.attention_layers import AttentionLayer
 from engine.engine import Engine
-from engine.kv_cache import QUANTISED, KVCache, KVShape, groups_of
+from engine.kv_cache import QUANTISED, KVCache, KVShape
+from engine.kv_layout import AttentionLayer, groups_of
 from engine.model_loader import LoadedModel
 from engine.paged_model import ModelInput
 from engine.request import FinishReason, SamplingParams

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention_layers import AttentionLayer
 from engine.block_copier import BlockCopier
 from engine.host_tier import HostTier, Restore, Spill
-from engine.kv_cache import KVCache, KVShape, groups_of
+from engine.kv_cache import KVCache, KVShape
+from engine.kv_layout import AttentionLayer, groups_of
 from engine.model_loader import LoadedModel
 from engine.offload_policy import STALE_SECONDS, CopyTime, Direction, OffloadPolicy, Rate
 from engine.request import SamplingParams

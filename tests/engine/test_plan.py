@@ -5,24 +5,27 @@ import dataclasses
 import pytest
 
 from engine.config import EngineConfig
-from engine.plan import Deployment, ModelShape, ParameterSplit, kv_bytes_per_token, plan_memory, weights_bytes
+from engine.kv_layout import AttentionLayer
+from engine.plan import (
+    Deployment,
+    ModelShape,
+    ParameterSplit,
+    kv_bytes_per_token,
+    like_layers,
+    plan_memory,
+    weights_bytes,
+)
 
 GIB = 2**30
 
 LLAMA_3_8B = ModelShape(
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
+    layers=like_layers(32, num_heads=32, num_kv_heads=8, head_dim=128),
     hidden_size=4096,
     vocab_size=128_256,
     num_parameters=8_030_261_248,
 )
 LLAMA_3_70B = ModelShape(
-    num_layers=80,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
+    layers=like_layers(80, num_heads=64, num_kv_heads=8, head_dim=128),
     hidden_size=8192,
     vocab_size=128_256,
     num_parameters=70_553_706_496,
@@ -105,14 +108,11 @@ def test_deployment_refuses_zero(field: str) -> None:
 
 def test_shape_refuses_uneven_heads() -> None:
     with pytest.raises(ValueError, match="num_heads is 32; it must be a multiple of num_kv_heads"):
-        dataclasses.replace(LLAMA_3_8B, num_kv_heads=5)
+        dataclasses.replace(LLAMA_3_8B, layers=like_layers(32, num_heads=32, num_kv_heads=5, head_dim=128))
 
 
 SMOLLM2 = ModelShape(
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
+    layers=like_layers(30, num_heads=9, num_kv_heads=3, head_dim=64),
     hidden_size=576,
     vocab_size=49_152,
     num_parameters=134_515_008,
@@ -144,14 +144,10 @@ def test_a_draft_model_has_weights_and_blocks_beside_the_model() -> None:
 
 
 GEMMA_3_270M = ModelShape(
-    num_layers=18,
-    num_heads=4,
-    num_kv_heads=1,
-    head_dim=256,
+    layers=tuple(AttentionLayer(4, 1, 256, None if index % 6 == 5 else 512, index) for index in range(18)),
     hidden_size=640,
     vocab_size=262_144,
     num_parameters=268_098_176,
-    windows=tuple(None if index % 6 == 5 else 512 for index in range(18)),
 )
 
 
@@ -168,13 +164,33 @@ def test_layers_with_a_window_keep_the_window() -> None:
     assert full.paged == plan.kv_cache_bytes // full.kv_bytes == 13
     assert full.reserved == plan.kv_cache_bytes // (18_432 * 32_768) == 2
     assert plan.capacity_tokens == plan.num_blocks // 6 * 16
-    undivided = plan_memory(dataclasses.replace(GEMMA_3_270M, windows=None), deployment)
+    undivided = plan_memory(dataclasses.replace(GEMMA_3_270M, layers=like_layers(18, 4, 1, 256)), deployment)
     assert undivided.fits[0].kv_bytes == 32_768 * 18_432  # 5.6 times as much
 
 
-def test_a_window_for_each_layer() -> None:
-    with pytest.raises(ValueError, match=r"windows are 17; they must be as many as num_layers \(18\)"):
-        dataclasses.replace(GEMMA_3_270M, windows=(None,) * 17)
+def test_layers_that_differ_are_counted_each() -> None:
+    """Gemma 4's defaults: full layers are twice as wide as the others, and here the last two share K and V."""
+    layers = [AttentionLayer(8, 4, 512 if index % 6 == 5 else 256, 512, index) for index in range(30)]
+    layers = [dataclasses.replace(layer, window=None if layer.head_dim == 512 else 512) for layer in layers]
+    shape = dataclasses.replace(GEMMA_3_270M, layers=tuple(layers), max_model_len=32_768)
+    deployment = Deployment(memory_bytes=8 * GIB, weight_bits=16, kv_element_bytes=2, context=32_768)
+    plan = plan_memory(shape, deployment)
+    assert plan.num_groups == 4  # five full layers, and ten sliding ones three times, one of them half empty
+    assert plan.kv_bytes_per_token == 2 * 2 * 4 * (25 * 256 + 5 * 512)
+    assert plan.block_bytes == 16 * 2 * 2 * 4 * 5 * 512
+    assert plan.fits[0].kv_bytes == (2048 + 3 * 33) * plan.block_bytes
+    shared = (*layers[:28], dataclasses.replace(layers[28], source=27), dataclasses.replace(layers[29], source=23))
+    assert plan_memory(dataclasses.replace(shape, layers=shared), deployment).kv_bytes_per_token == 2 * 2 * 4 * (
+        24 * 256 + 4 * 512
+    )
+
+
+def test_groups_are_those_of_the_models_own_limit() -> None:
+    """However short the sequences are that a plan is asked for."""
+    shape = dataclasses.replace(GEMMA_3_270M, max_model_len=32_768)
+    deployment = Deployment(memory_bytes=2 * GIB, weight_bits=16, kv_element_bytes=2, context=500)
+    assert plan_memory(shape, deployment).num_groups == 6
+    assert plan_memory(GEMMA_3_270M, deployment).num_groups == 1
 
 
 def test_plan_and_engine_hold_as_many_blocks() -> None:

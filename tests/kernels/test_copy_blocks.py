@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention_layers import AttentionLayer
-from engine.kv_cache import KVCache, KVShape, groups_of
+from engine.kv_cache import KVCache, KVShape
+from engine.kv_layout import AttentionLayer, groups_of
 from kernels import ops, reference
 from kernels.kv_scales import KVScales
 

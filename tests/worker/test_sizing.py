@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine.attention_layers import AttentionLayer
 from engine.config import EngineConfig
-from engine.kv_cache import KVShape, groups_of
+from engine.kv_cache import KVShape
+from engine.kv_layout import AttentionLayer, groups_of
 from engine.paged_model import PagedModel
 from worker.errors import ConfigurationError
 from worker.running.sizing import draft_config, engine_config

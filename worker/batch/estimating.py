@@ -155,7 +155,7 @@ def _context(settings: Settings) -> int | None:
     """Return the longest sequence that a worker with these settings takes; None where the model does not tell."""
     assert settings.model is not None, "a tokenizer was found for it"
     try:
-        of_model = read_shape(settings.model).max_model_len
+        of_model = read_shape(settings.model).shape.max_model_len
     except PagemillError:
         of_model = None
     return min((limit for limit in (settings.max_model_len, of_model) if limit is not None), default=None)

@@ -2,11 +2,12 @@
 
 import dataclasses
 import sys
-from typing import Any
+from collections import Counter
 
 import click
 
-from engine.plan import Deployment, MemoryPlan, ModelShape, plan_memory
+from engine.kv_layout import AttentionLayer
+from engine.plan import Deployment, MemoryPlan, ModelShape, like_layers, plan_memory
 from worker.cli.options import Size, json_option
 from worker.cli.output import message, print_json
 from worker.cli.tables import print_fields, print_table
@@ -23,6 +24,7 @@ DEFAULT_WEIGHT_BITS = LEAST_HELD_BITS = 16
 INT8_BITS = 8
 DEFAULT_CONTEXT = 4096  # tokens, where neither a flag nor the model's files tell
 DEFAULT_VOCAB_SIZE = 128_000  # it only sizes the logits of a step
+SIZES_OF_LAYERS = ("num_heads", "num_kv_heads", "head_dim")
 REQUIRED_SIZES = {  # flag -> field, without a model
     "layers": "num_layers",
     "kv-heads": "num_kv_heads",
@@ -105,7 +107,7 @@ def plan(
         linear_bits=INT8_BITS if (weights or settings.weights) == "int8" else None,
         kv_element_bytes=KV_ELEMENT_BYTES[kv_dtype],
         kv_scale_bytes=KV_SCALE_BYTES.get(kv_dtype, 0),
-        context=context or (described.max_model_len if described else None) or DEFAULT_CONTEXT,
+        context=context or shape.max_model_len or DEFAULT_CONTEXT,
         block_size=block_size or settings.block_size,
         token_budget=token_budget,
         max_num_seqs=max_num_seqs,
@@ -138,29 +140,46 @@ def _print_verdict(deployment: Deployment, result: MemoryPlan) -> None:
         sys.exit(ExitCode.JOBS_FAILED)
 
 
-def _shape(described: DescribedShape | None, given: dict[str, Any]) -> ModelShape:
+def _shape(described: DescribedShape | None, given: dict[str, int]) -> ModelShape:
     """Return the model's shape with the flags' numbers over it, or one from the flags alone."""
-    if described is not None:
-        split = None if "num_parameters" in given else described.shape.split
-        windows = None if "num_layers" in given else described.shape.windows
-        try:
-            return dataclasses.replace(described.shape, split=split, windows=windows, **given)
-        except ValueError as error:
-            raise click.UsageError(str(error)) from None
-    missing = [f"--{flag}" for flag, name in REQUIRED_SIZES.items() if name not in given]
-    if missing:
-        raise click.UsageError(f"without MODEL these are needed too: {', '.join(missing)}")
+    of_layers = {name: size for name, size in given.items() if name in SIZES_OF_LAYERS}
+    rest = {name: size for name, size in given.items() if name not in {*SIZES_OF_LAYERS, "num_layers"}}
     try:
-        return ModelShape(**{"num_heads": given["num_kv_heads"], "vocab_size": DEFAULT_VOCAB_SIZE, **given})
+        if described is not None:
+            split = None if "num_parameters" in given else described.shape.split
+            layers = _changed(described.shape.layers, given.get("num_layers"), of_layers)
+            return dataclasses.replace(described.shape, split=split, layers=layers, **rest)
+        missing = [f"--{flag}" for flag, name in REQUIRED_SIZES.items() if name not in given]
+        if missing:
+            raise click.UsageError(f"without MODEL these are needed too: {', '.join(missing)}")
+        of_layers = {"num_heads": given["num_kv_heads"], **of_layers}
+        layers = like_layers(given["num_layers"], **of_layers)
+        return ModelShape(
+            layers=layers,
+            hidden_size=rest["hidden_size"],
+            vocab_size=rest.get("vocab_size", DEFAULT_VOCAB_SIZE),
+            num_parameters=rest["num_parameters"],
+        )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _changed(
+    layers: tuple[AttentionLayer, ...], num_layers: int | None, of_layers: dict[str, int]
+) -> tuple[AttentionLayer, ...]:
+    """Return a model's layers with other numbers; as many like its widest, and seeing everything, where there are to be
+    `num_layers`."""
+    if num_layers is not None:
+        widest = max(layers, key=lambda layer: layer.num_kv_heads * layer.head_dim)
+        layers = like_layers(num_layers, widest.num_heads, widest.num_kv_heads, widest.head_dim)
+    return tuple(dataclasses.replace(layer, **of_layers) for layer in layers)
 
 
 def _print_plan(shape: ModelShape, described: DescribedShape | None, deployment: Deployment, plan: MemoryPlan) -> None:
     counted = f" (counted from {described.parameters_from})" if described else ""
     gqa = (
-        f" (with {shape.num_heads} KV heads, without grouped-query attention: {plan.kv_bytes_per_token_without_gqa:,})"
-        if shape.num_heads > shape.num_kv_heads
+        f" (without grouped-query attention: {plan.kv_bytes_per_token_without_gqa:,})"
+        if plan.kv_bytes_per_token_without_gqa > plan.kv_bytes_per_token
         else ""
     )
     draft = (
@@ -175,8 +194,7 @@ def _print_plan(shape: ModelShape, described: DescribedShape | None, deployment:
         "Memory",
         {
             "parameters": f"{shape.num_parameters:,}{counted}",
-            "layers, KV heads, head dimension": f"{shape.num_layers}, {shape.num_kv_heads}, {shape.head_dim}",
-            **_windows(shape, plan),
+            **_layers(shape, plan),
             "memory": format_bytes(plan.memory_bytes),
             **(
                 {"stored as": f"{described.stored}, dequantised when it is loaded"}
@@ -200,14 +218,23 @@ def _print_plan(shape: ModelShape, described: DescribedShape | None, deployment:
     )
 
 
-def _windows(shape: ModelShape, plan: MemoryPlan) -> dict[str, str]:
-    """Return what there is to say of layers that see a window."""
-    windows = sorted({window for window in shape.windows or () if window is not None})
-    if not windows or shape.windows is None:
-        return {}
-    num_sliding = sum(window is not None for window in shape.windows)
-    tables = f"; {plan.num_groups} groups of layers have blocks of their own" if plan.num_groups > 1 else ""
-    return {"layers with a window": f"{num_sliding}, of {', '.join(map(str, windows))} tokens{tables}"}
+def _layers(shape: ModelShape, plan: MemoryPlan) -> dict[str, str]:
+    """Return what there is to say of the layers: by their kinds where they differ, and what they share."""
+    kinds = Counter((layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in shape.layers)
+    rows = {
+        "layers, query heads, KV heads, head dimension": "; ".join(
+            ", ".join(map(str, (number, *kind))) for kind, number in kinds.items()
+        )
+    }
+    windows = [layer.window for layer in shape.layers if layer.window is not None]
+    if windows:
+        tables = f"; {plan.num_groups} groups of layers have blocks of their own" if plan.num_groups > 1 else ""
+        sizes = ", ".join(map(str, sorted(set(windows))))
+        rows["layers with a window"] = f"{len(windows)}, of {sizes} tokens{tables}"
+    sharing = sum(layer.source != index for index, layer in enumerate(shape.layers))
+    if sharing:
+        rows["layers without K and V of their own"] = str(sharing)
+    return rows
 
 
 def _bits(deployment: Deployment) -> str:

@@ -155,7 +155,7 @@ def _convert(gguf_file: Path, converted: Path | None, folder: Path) -> None:
     if converted is not None:
         length, tokenizer = _context_of(converted), (converted / TOKENIZER_FILE).read_text("utf-8")
     else:
-        length, tokenizer = read_shape(str(gguf_file)).max_model_len, _tokenizer_of(gguf_file)
+        length, tokenizer = read_shape(str(gguf_file)).shape.max_model_len, _tokenizer_of(gguf_file)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
     try:
