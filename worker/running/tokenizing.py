@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from engine.detokenizing import Detokenizer
 from worker.errors import InvalidJob
 from worker.jobs import PromptJob
-from worker.running.chat_template import ChatTemplate
+from worker.running.chat_template import ChatTemplates
 from worker.running.conversation import Turn, turns_of, without_calls, without_results
 from worker.running.grammars import Grammars
 from worker.running.tool_forms import ToolForm, form_of
@@ -27,7 +27,7 @@ class Tokenizer:
     def __init__(self, folder: str) -> None:
         self._encoder: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._decoder: Any = deepcopy(self._encoder)
-        self._templates: dict[str, ChatTemplate] = {}  # by source; a model may have one for tools
+        self._templates = ChatTemplates()
 
     def grammars(self, vocab_size: int, stop_token_ids: Iterable[int]) -> Grammars:
         """Return the compiler of grammars over this tokenizer's tokens."""
@@ -74,17 +74,15 @@ class Tokenizer:
 
     def _render(self, turns: list[Turn], tools: list[dict[str, Any]]) -> str:
         try:
-            source = self._encoder.get_chat_template(tools=tools or None)
-            if source not in self._templates:
-                self._templates[source] = ChatTemplate(source)
-            return self._templates[source].render(
+            return self._templates.render(
+                self._encoder.get_chat_template(tools=tools or None),
                 **self._encoder.special_tokens_map,
-                messages=deepcopy(turns),
+                messages=turns,
                 tools=tools or None,
                 documents=None,
                 add_generation_prompt=True,
             )
-        except Exception as error:  # whatever its expressions raise: the worker goes on
+        except Exception as error:  # whatever is the matter with it: the worker goes on
             name = self._encoder.name_or_path
             raise InvalidJob("messages", f"the chat template of {name} refuses them: {_first_line(error)}") from error
 
