@@ -49,6 +49,10 @@ class KVCacheManager:
         self._reuse(request, hits, num_hit)
         return True
 
+    def num_hit(self, request: Request) -> int:
+        """Return how many tokens `admit` would find in others' blocks now."""
+        return self._hits.find(request)[1] if self._caching else 0
+
     def _num_needed(self, request: Request, hits: Hits, num_hit: int) -> int:
         """Return how many free blocks a request takes until all its known tokens are computed, those among its hits
         included."""

@@ -16,6 +16,11 @@ class Acceptance:
         self._tried = 0.0
         self._accepted = 0.0
 
+    @property
+    def num_tried(self) -> float:
+        """How many tokens were tried, those counting less that were long ago."""
+        return self._tried
+
     def note(self, accepted: int, tried: int) -> None:
         kept = self._keep**tried
         self._tried = kept * self._tried + tried

@@ -1,6 +1,6 @@
 """Drafts from a second, smaller model, which runs ahead over a KV cache of its own."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.cache_manager import KVCacheManager
@@ -19,12 +19,20 @@ class _Follower:
     num_known: int = 0
     wanted: int = 0  # drafted tokens that are still to come in this step
     is_broken: bool = False  # the draft model failed on it; it drafts no more
+    num_hit: int = 0  # tokens that others' blocks have for it, before it has any itself
+    looked_at: int | None = None  # the step of the draft model before which `num_hit` was found
 
     @property
     def drafted(self) -> tuple[int, ...]:
         return tuple(self.request.token_ids[self.num_known :])
 
-    def catch_up(self, token_ids: list[int]) -> None:
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens until it drafts one; where none is wanted, all but the last known one, whose logits would be one."""
+        end = self.request.num_tokens if self.wanted else self.num_known - 1
+        return max(0, end - self.request.num_computed_tokens)
+
+    def follow(self, token_ids: list[int]) -> None:
         """Know what the request knows. KV of what was drafted and came true stays, but for the last token's: where less
         was checked than drafted, and came true, its logits are still wanted."""
         old = self.request.token_ids
@@ -53,15 +61,22 @@ class DraftModel:
         self._max_model_len = config.max_model_len
         self._vocab_size = vocab_size
         self._followers: dict[str, _Follower] = {}
+        self._steps = 0
 
     def offer(self, request: Request, most: int) -> Offer | None:
-        follower = self._followers.get(request.request_id)
-        is_broken = follower is not None and follower.is_broken
+        follower = self._following(request)
         most = min(most, self._max_model_len - request.num_tokens)
-        return None if is_broken or most < 1 else Offer(most)
+        if follower.is_broken or most < 1:
+            return None
+        return Offer(most, num_behind=request.num_tokens - self._num_computed(follower))
+
+    def catch_up(self, requests: Sequence[Request]) -> int:
+        return self._advance(map(self._following, requests))
 
     def draft(self, wanted: Mapping[str, int], requests: Mapping[str, Request]) -> Drafts:
-        followers = [follower for key in wanted if (follower := self._prepare(requests[key], wanted[key])) is not None]
+        followers = [self._following(requests[key]) for key in wanted]
+        for follower in followers:
+            follower.wanted = wanted[follower.request.request_id]
         while going_on := [follower for follower in followers if follower.wanted]:
             self._advance(going_on)
         return {follower.request.request_id: follower.drafted for follower in followers if follower.drafted}
@@ -70,39 +85,60 @@ class DraftModel:
         for gone in [request_id for request_id in self._followers if request_id not in request_ids]:
             self._cache.release(self._followers.pop(gone).request)
 
-    def _prepare(self, request: Request, wanted: int) -> _Follower | None:
-        """Return the request's follower, with blocks for what it is to draft; None where there are none."""
+    def _following(self, request: Request) -> _Follower:
+        """Return the request's follower, which knows what it knows."""
         follower = self._followers.get(request.request_id)
         if follower is None:
             follower = self._followers[request.request_id] = _Follower(_double(request))
-        follower.catch_up(request.token_ids)
-        double = follower.request
-        if not double.block_tables and not self._cache.admit(double):
-            return None
-        if not self._cache.grow(double, follower.num_known + wanted - 1):
-            return None
-        # Whoever is prepared after it may share them: it computes after it, too.
-        self._cache.cache_blocks(double, follower.num_known)
-        follower.wanted = wanted
+        follower.follow(request.token_ids)
         return follower
 
-    def _advance(self, followers: Iterable[_Follower]) -> None:
-        """Run one step, of as many followers and tokens as the budget allows; those that catch up draft a token."""
+    def _num_computed(self, follower: _Follower) -> int:
+        """Return how many of a follower's tokens are computed, or were for another."""
+        if follower.request.block_tables:
+            return follower.request.num_computed_tokens
+        if follower.looked_at != self._steps:
+            follower.looked_at, follower.num_hit = self._steps, self._cache.num_hit(follower.request)
+        return follower.num_hit
+
+    def _advance(self, followers: Iterable[_Follower]) -> int:
+        """Run one step, of as many followers and tokens as the budget allows; those that catch up draft a token if one
+        is wanted. Returns the number of tokens computed."""
         budget = self._token_budget
         shares: dict[str, ScheduledRequest] = {}
         stepping: list[_Follower] = []
         for follower in followers:
-            double = follower.request
-            count = min(double.num_tokens - double.num_computed_tokens, budget)
+            count = self._make_room(follower, budget) if budget else 0
             if count:
-                shares[double.request_id] = ScheduledRequest(double, double.num_computed_tokens, count)
+                double = follower.request
+                start = double.num_computed_tokens
+                # Whoever is admitted after it may share them: it computes after it, too.
+                self._cache.cache_blocks(double, min(start + count, follower.num_known))
+                shares[double.request_id] = ScheduledRequest(double, start, count)
                 stepping.append(follower)
                 budget -= count
-        plan = SchedulerOutput(tuple(shares.values()), self._token_budget - budget, ())
-        results = self._runner.run(plan)
+        num_tokens = self._token_budget - budget
+        if not num_tokens:
+            return 0
+        self._steps += 1
+        results = self._runner.run(
+            SchedulerOutput(tuple(shares.values()), num_tokens, (), self._cache.take_transfers())
+        )
         for follower in stepping:
             share = shares[follower.request.request_id]
             self._take_in(follower, share, results.get(follower.request.request_id))
+        return num_tokens
+
+    def _make_room(self, follower: _Follower, budget: int) -> int:
+        """Return how many tokens of a follower to compute now, in blocks that it has then; without room it drafts no
+        more in this step."""
+        double = follower.request
+        if double.block_tables or self._cache.admit(double):
+            count = min(follower.num_to_compute, budget)
+            if self._cache.grow(double, double.num_computed_tokens + count):
+                return count
+        follower.wanted = 0
+        return 0
 
     def _take_in(
         self, follower: _Follower, share: ScheduledRequest, result: tuple[int, ...] | RequestError | None

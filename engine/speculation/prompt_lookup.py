@@ -3,7 +3,7 @@
 Prompt lookup (Saxena 2023). Outputs that quote, correct or summarise their prompts repeat long runs of it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ class PromptLookup:
         found, length = follow(history.tokens, most)
         self._found[request.request_id] = found
         return Offer(len(found), length.bit_length(), found[0]) if found else None
+
+    def catch_up(self, requests: Sequence[Request]) -> int:
+        return 0  # nobody is ever behind
 
     def draft(self, wanted: Mapping[str, int], requests: Mapping[str, Request]) -> Drafts:
         return {request_id: self._found[request_id][:number] for request_id, number in wanted.items()}

@@ -35,6 +35,7 @@ class Offer:
     num_tokens: int  # at least 1
     strength: int = 0  # offers of one strength come true about equally often
     guess: int | None = None  # the first token, where it is known at no cost
+    num_behind: int = 0  # known tokens that the drafter is to compute before it proposes one
 
 
 class Drafter(Protocol):
@@ -42,6 +43,12 @@ class Drafter(Protocol):
 
     def offer(self, request: Request, most: int) -> Offer | None:
         """Return what `draft` could give for a request, of `most` tokens at most; None for nothing. Cheap."""
+
+    def catch_up(self, requests: Sequence[Request]) -> int:
+        """Compute what requests with an offer of this step are behind by, the first ones first, as far as one step of
+        the drafter's goes. Returns the number of tokens computed.
+
+        Raises whatever the drafter fails with."""
 
     def draft(self, wanted: Mapping[str, int], requests: Mapping[str, Request]) -> Drafts:
         """Return drafts of up to the wanted numbers of tokens, by request id, for requests with an offer of this step.

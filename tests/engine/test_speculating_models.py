@@ -132,6 +132,58 @@ def test_draft_model_whose_drafts_are_cut_goes_on(loaded: LoadedModel) -> None:
     assert accepted_share(found) == 1.0
 
 
+def prompts_of(number: int) -> dict[str, Request]:
+    """Return requests of 32 prompt tokens, all different but for their first eight."""
+    return {
+        str(index): make_request(
+            [*range(8), *(5 + (7 * index + place) % 40 for place in range(24))], request_id=str(index)
+        )
+        for index in range(number)
+    }
+
+
+def behind(drafter: DraftModel, requests: dict[str, Request]) -> list[int]:
+    offers = [drafter.offer(request, 4) for request in requests.values()]
+    return [offer.num_behind for offer in offers if offer is not None]
+
+
+def test_draft_model_catches_up_a_step_at_a_time(loaded: LoadedModel) -> None:
+    requests = prompts_of(3)
+    drafter = draft_model(loaded, make_config(loaded, token_budget=20, max_num_seqs=4))
+    assert behind(drafter, requests) == [32, 32, 32]
+    assert drafter.catch_up(list(requests.values())) == 20
+    assert behind(drafter, requests) == [12, 24, 24]  # what they share is computed
+    wanted = {"1": 3}  # while the first, whose blocks are not full yet, is left where it is
+    drafts = drafter.draft(wanted, requests)
+    assert behind(drafter, requests) == [12, 1, 24]
+    assert drafter.catch_up([requests["0"], requests["2"]]) == 20
+    assert behind(drafter, requests) == [1, 1, 15]
+    assert drafter.catch_up([requests["0"], requests["2"]]) == 14
+    assert drafter.catch_up(list(requests.values())) == 0
+    drafts = {**drafts, **drafter.draft({"0": 3, "2": 3}, requests)}
+    drafter.check_integrity()
+    alone = draft_model(loaded, make_config(loaded))
+    assert drafts == alone.draft(dict.fromkeys(requests, 3), requests)
+
+
+def test_draft_model_drafts_again_for_the_same_tokens(loaded: LoadedModel) -> None:
+    """As after a step that failed: the last token's logits are wanted once more, and its block has a name by then."""
+    requests = prompts_of(2)
+    drafter = draft_model(loaded, make_config(loaded))
+    drafts = [drafter.draft(dict.fromkeys(requests, 3), requests) for _ in range(2)]
+    assert drafts[0] == drafts[1]
+    drafter.check_integrity()
+
+
+def test_draft_model_without_room_drafts_nothing(loaded: LoadedModel) -> None:
+    requests = prompts_of(2)
+    drafter = draft_model(loaded, make_config(loaded, num_blocks=10))
+    assert drafter.catch_up(list(requests.values())) == 31
+    assert drafter.draft(dict.fromkeys(requests, 3), requests).keys() == {"0"}
+    drafter.retain({"1"})
+    assert drafter.draft({"1": 3}, requests).keys() == {"1"}
+
+
 def test_draft_model_scores_no_prompt(loaded: LoadedModel) -> None:
     """It would take its head over each prompt, for numbers that nobody asks it for."""
     drafter = draft_model(loaded, make_config(loaded))

@@ -1,23 +1,21 @@
 """What is drafted, and when nothing is: prompt lookup, estimates, costs, allotment; all together on a fake clock."""
 
-import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import Request, SamplingParams
+from engine.request import SamplingParams
 from engine.speculation.acceptance import Acceptance
 from engine.speculation.allotting import MIN_SPEEDUP, Chance, allot
 from engine.speculation.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, PromptLookup, follow
-from engine.speculation.speculation import REMEASURE_STEPS, Speculation
+from engine.speculation.speculation import REMEASURE_STEPS
 from engine.speculation.speculator import Offer
 from engine.speculation.step_costs import ASSUMED_PER_TOKEN, FORGETTING_STEPS, LEARNED_SHARE, StepCosts
-from engine.step_plan import Drafts
-from tests.engine.fakes import Harness, assert_as_alone, generate_alone, make_config, make_request
+from tests.engine.fake_drafters import OracleDrafter, seconds_of, timed_harness
+from tests.engine.fakes import assert_as_alone, generate_alone, make_request
 
 
 def naive_follow(tokens: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
@@ -103,83 +101,31 @@ chances = st.dictionaries(
 )
 
 
-@given(chances, st.integers(-1, 12), st.floats(0.0, 0.5))
-def test_allotment_is_the_best_there_is(chances: dict[str, Chance], room: int, per_token: float) -> None:
-    def pace(allotted: Mapping[str, int]) -> float:
+@given(chances, st.integers(-1, 12), st.floats(0.0, 0.5), st.sampled_from([0.0, 0.1, 0.7]))
+def test_allotment_is_the_best_there_is(
+    chances: dict[str, Chance], room: int, per_token: float, round_ratio: float
+) -> None:
+    def speedup(allotted: Mapping[str, int]) -> float:
         expected = sum(chances[key].rate ** place for key, k in allotted.items() for place in range(1, k + 1))
-        return (len(chances) + expected) / (1 + per_token * sum(allotted.values()))
+        cost = 1 + per_token * sum(allotted.values()) + round_ratio * max(allotted.values(), default=0)
+        return (len(chances) + expected) / len(chances) / cost
 
-    allotted = allot(chances, len(chances), room, lambda number: 1 + per_token * number)
+    allotment = allot(chances, len(chances), room, lambda number: 1 + per_token * number, round_ratio)
+    allotted = allotment.num_tokens
     assert sum(allotted.values()) <= max(0, room)
     assert all(1 <= number <= chances[key].num_tokens for key, number in allotted.items())
-    best = pace(allotted)
-    if allotted:
-        assert best > len(chances) * MIN_SPEEDUP
-    if not allotted:
-        best = max(best, len(chances) * MIN_SPEEDUP)
+    assert allotment.speedup == pytest.approx(speedup(allotted))
+    best = max(speedup(allotted), MIN_SPEEDUP)
+    assert not allotted or speedup(allotted) > MIN_SPEEDUP
     for key, chance in chances.items():  # no single change is better
         for number in range(chance.num_tokens + 1):
             changed = {**allotted, key: number}
             if sum(changed.values()) <= max(0, room):
-                assert pace(changed) <= best + 1e-9
-
-
-@dataclass
-class OracleDrafter:
-    """Drafts the right tokens, each with a probability."""
-
-    rate: float
-    offered: int = 0
-    drafted: int = 0
-    chance: random.Random = field(default_factory=lambda: random.Random(0))
-    error: Exception | None = None
-    right: dict[str, list[int]] = field(default_factory=dict)  # whole outputs by request id
-
-    def offer(self, request: Request, most: int) -> Offer | None:
-        self.offered += 1
-        return Offer(most)
-
-    def draft(self, wanted: Mapping[str, int], requests: Mapping[str, Request]) -> Drafts:
-        if self.error is not None:
-            raise self.error
-        drafts = {}
-        for key, number in wanted.items():
-            request = requests[key]
-            if key not in self.right:
-                self.right[key], _ = generate_alone(request.token_ids[: request.num_prompt_tokens], request.params)
-            coming = self.right[key][request.num_output_tokens :][:number]
-            drafts[key] = tuple(token if self.chance.random() < self.rate else 1 + token % 9 for token in coming)
-            self.drafted += number
-        return drafts
-
-    def retain(self, request_ids: Collection[str]) -> None:
-        pass
-
-
-def seconds_of(
-    drafter: OracleDrafter, *, per_token: float, num_requests: int = 1, drafting_seconds: float = 0.0, speculates: bool
-) -> float:
-    """Return the time that some requests take, where a step takes 1 s and `per_token` more for each token."""
-    config = make_config(num_blocks=400, max_model_len=1024, token_budget=64)
-    harness = Harness(config, Speculation(drafter, 4) if speculates else None)
-
-    def pass_time() -> None:
-        plan = harness.runner.plans[-1]
-        harness.clock.now += 1.0 + per_token * plan.num_tokens
-        harness.clock.now += drafting_seconds * sum(len(share.draft) for share in plan.scheduled)
-
-    harness.runner.on_run = pass_time
-    params = SamplingParams(max_tokens=300, ignore_eos=True)
-    requests = [harness.add(str(index), [1, 2, index], params) for index in range(num_requests)]
-    began = harness.clock.now
-    harness.run()
-    for request in requests:
-        assert_as_alone(request)
-    return harness.clock.now - began
+                assert speedup(changed) <= best + 1e-9
 
 
 @pytest.mark.parametrize(
-    ("rate", "per_token", "drafting_seconds", "num_requests", "least"),
+    ("rate", "per_token", "round_seconds", "num_requests", "least"),
     [
         (1.0, 0.01, 0.0, 1, 3.5),  # always right and almost free
         (0.7, 0.05, 0.0, 3, 1.4),
@@ -191,22 +137,16 @@ def seconds_of(
     ],
 )
 def test_speculation_pays_or_turns_itself_off(
-    rate: float, per_token: float, drafting_seconds: float, num_requests: int, least: float
+    rate: float, per_token: float, round_seconds: float, num_requests: int, least: float
 ) -> None:
-    plain = seconds_of(OracleDrafter(rate), per_token=per_token, num_requests=num_requests, speculates=False)
-    seconds = seconds_of(
-        OracleDrafter(rate),
-        per_token=per_token,
-        num_requests=num_requests,
-        drafting_seconds=drafting_seconds,
-        speculates=True,
-    )
+    plain = seconds_of(None, per_token=per_token, num_requests=num_requests)
+    drafter = OracleDrafter(rate, round_seconds=round_seconds)
+    seconds = seconds_of(drafter, per_token=per_token, num_requests=num_requests)
     assert plain / seconds > least
 
 
 def test_what_drafts_cost_is_measured_again_now_and_then() -> None:
-    harness = Harness(make_config(num_blocks=400, max_model_len=1024), Speculation(OracleDrafter(1.0), 4))
-    harness.runner.on_run = lambda: setattr(harness.clock, "now", harness.clock.now + 1.0)
+    harness = timed_harness(OracleDrafter(1.0), per_token=0.0)
     harness.add("r", [1, 2, 3], SamplingParams(max_tokens=600, ignore_eos=True))
     harness.run()
     plain = [index for index, plan in enumerate(harness.runner.plans) if plan.num_tokens == 1]
@@ -217,8 +157,7 @@ def test_what_drafts_cost_is_measured_again_now_and_then() -> None:
 
 def test_drafter_that_fails_ends_drafting_and_nothing_else() -> None:
     drafter = OracleDrafter(1.0, error=RuntimeError("no memory"))
-    harness = Harness(make_config(), Speculation(drafter, 4))
-    harness.runner.on_run = lambda: setattr(harness.clock, "now", harness.clock.now + 1.0)
+    harness = timed_harness(drafter, per_token=0.0)
     request = harness.add("r", [1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))
     harness.run()
     assert_as_alone(request)
@@ -227,8 +166,7 @@ def test_drafter_that_fails_ends_drafting_and_nothing_else() -> None:
 
 def test_draft_ends_before_a_stop_token() -> None:
     whole = generate_alone([1, 2, 3], SamplingParams(max_tokens=40, ignore_eos=True))[0]
-    harness = Harness(make_config(), Speculation(OracleDrafter(1.0), 8))
-    harness.runner.on_run = lambda: setattr(harness.clock, "now", harness.clock.now + 1.0)
+    harness = timed_harness(OracleDrafter(1.0), per_token=0.0)
     params = SamplingParams(max_tokens=40, ignore_eos=True, min_tokens=40, stop_token_ids=frozenset(whole[6:7]))
     harness.add("r", [1, 2, 3], params)
     harness.run()
@@ -239,6 +177,6 @@ def test_draft_ends_before_a_stop_token() -> None:
 
 def test_fruitless_offers_are_asked_for_less_often() -> None:
     drafter = OracleDrafter(0.0)
-    seconds_of(drafter, per_token=0.1, speculates=True)
+    seconds_of(drafter, per_token=0.1)
     assert drafter.offered < 150
     assert drafter.drafted < 20
