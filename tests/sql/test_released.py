@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +27,8 @@ from worker.sql.tables import Base
 
 FOLDER = Path(__file__).resolve().parent / "released"
 ROOT = FOLDER.parents[2]
-REVISIONS = ("0001", "0002", "0012")
+# Nothing is frozen of 0003 to 0011, nor of 0019, which was changed once more when 0020 was there already.
+REVISIONS = ("0001", "0002", *(f"{number:04}" for number in (*range(12, 19), 20, 21)))
 EPOCH = 1_777_622_400_000_000
 
 Contents = dict[str, tuple[tuple[str, ...], list[tuple[Any, ...]]]]  # table -> its columns, its rows
@@ -150,43 +152,26 @@ def check_jobs(store: JobStore) -> None:
 
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_old_worker_works_on_while_and_after_the_database_is_upgraded(empty_database_url: str, revision: str) -> None:
+    load(empty_database_url, revision)
+    expected = contents(empty_database_url)
+    clear(empty_database_url, list(expected))
     steps = steps_of(empty_database_url, revision)
-    schema.upgrade(empty_database_url)
-    schema.downgrade(empty_database_url, revision)
     say(empty_database_url, steps[: len(steps) // 4])
     schema.upgrade(empty_database_url)
     say(empty_database_url, steps[len(steps) // 4 :])
-    written = contents(empty_database_url)
-    clear(empty_database_url)
-    schema.downgrade(empty_database_url, "base")
-    drop_version(empty_database_url)
-    load(empty_database_url, revision)
-    expected = contents(empty_database_url)
-    assert {name: narrowed(written[name], columns) for name, (columns, _) in expected.items()} == {
-        name: rows for name, (_, rows) in expected.items()
-    }
+    assert contents(empty_database_url, expected) == expected
 
 
-def narrowed(table: tuple[tuple[str, ...], list[tuple[Any, ...]]], columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
-    """Return a table's rows with some of its columns."""
-    places = [table[0].index(column) for column in columns]
-    return sorted((tuple(row[place] for place in places) for row in table[1]), key=str)
-
-
-def clear(url: str) -> None:
-    """Delete all rows."""
+def clear(url: str, tables: Sequence[str]) -> None:
+    """Delete all rows, and count ids from 1 again."""
     database = open_database(url)
     with writing(database) as connection:
-        for table in reversed(Base.metadata.sorted_tables):
-            connection.execute(table.delete())
-    database.dispose()
-
-
-def drop_version(url: str) -> None:
-    """Drop Alembic's own table, which a dump makes."""
-    database = open_database(url)
-    with writing(database) as connection:
-        connection.execute(text("DROP TABLE alembic_version"))
+        if connection.dialect.name == "postgresql":
+            connection.execute(text(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY"))
+        else:  # it counts from the highest id that is there
+            for table in reversed(Base.metadata.sorted_tables):
+                if table.name in tables:
+                    connection.execute(table.delete())
     database.dispose()
 
 

@@ -1,5 +1,6 @@
 """What a version writes besides jobs: roll-ups, schedules, batches of files, collections, the outbox, the service's."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 from sqlalchemy import Engine, insert
@@ -15,7 +16,7 @@ from worker.cron.records import RunState
 from worker.cron.run_store import RunStore
 from worker.cron.schedule_store import ScheduleStore
 from worker.openai_api.fields import Endpoint
-from worker.records import AttemptUsage
+from worker.records import AttemptUsage, Choice
 from worker.sql import collections, outbox, summaries
 from worker.sql.api_files import ApiFile, ApiFiles
 from worker.sql.api_keys import ApiKeys
@@ -47,12 +48,14 @@ def use_figures(store: JobStore, epoch: int) -> None:
     claim = claim_of("with-figures", epoch, tenant="acme", logprobs=True)
     store.begin_attempts([claim], "w-running")
     usage = AttemptUsage(1.5, 0.25, 2.5, 43, 3, 2.0, 3.0, 80.0, 110.0, 112.0)
-    stats = stats_of(kv_blocks_limit=20, kv_block_seconds_limit=9.5)
+    stats = stats_of(kv_blocks_limit=20, kv_block_seconds_limit=9.5, drafted_tokens=8, accepted_tokens=5)
     logprobs = [{"token_id": 5, "logprob": -0.5, "top": [[5, -0.5], [6, -1.25]]}]
-    store.finish_attempts([outcome_of(claim, usage=usage, stats=stats, logprobs=logprobs)])
+    second = Choice(1, "It is ü.", (5, 9), "length", logprobs, mean_logprob=-0.75)
+    outcome = outcome_of(claim, usage=usage, stats=stats, logprobs=logprobs, choices=(second,), mean_logprob=-0.5)
+    store.finish_attempts([replace(outcome, prompt_logprobs=logprobs, prompt_token_ids=[1, 5])])
     start = START.replace(minute=0, second=0, microsecond=0)
     hour = WorkerHour(start, 60.0, 20.0, 1.0, 30.0, 5.0, 5.0, 7.0, 8.0, 9.0, 500, 3)
-    store.heartbeat_worker("w-running", WorkerCounters(3, 2, 400, 50, 160), timedelta(seconds=0.5), (hour,))
+    store.heartbeat_worker("w-running", WorkerCounters(3, 2, 400, 50, 160, 7, 4), timedelta(seconds=0.5), (hour,))
 
 
 def run_batch(database: Engine, store: JobStore, epoch: int) -> None:
@@ -94,6 +97,7 @@ def run_schedule(database: Engine) -> None:
 def fill_collection(database: Engine, store: JobStore, epoch: int) -> None:
     """Index two documents, of which one cannot be read; summarise the other."""
     columns = {"name": "library", "key": "k" * 32, "source_kind": "folder", "source": "/srv/library", "model": "m"}
+    columns["source_options"] = '{"pattern": "*.md"}'
     split = {"tokenizer_hash": "t" * 64, "chunk_tokens": 384, "overlap_tokens": 48, "revision": 0}
     document = {"title": "Ä", "format": "md", "source_hash": "s" * 64, "content_hash": "c" * 64, "changed_at": START}
     sizes = {"num_characters": 5, "num_tokens": 2, "problem": None, "deleted_at": None}
@@ -151,4 +155,5 @@ def serve(database: Engine) -> None:
     keys = ApiKeys(database, clock=lambda: after(5))
     keys.revoke(keys.add("acme", "old").key_id)
     keys.add("acme", None)
-    ApiFiles(database).add(ApiFile("file-000000000000000000000001", "acme", "ü.jsonl", "batch", 17, START))
+    kept = ApiFile("file-000000000000000000000001", "acme", "ü.jsonl", "batch", 17, START, expires_at=after(86_400))
+    ApiFiles(database).add(kept)
