@@ -2,9 +2,10 @@
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.grammar import Grammar
 from engine.request import RequestError
+from tests.worker.beside import steps_beside
 from worker.errors import InvalidJob
 from worker.jobs import parse_job
-from worker.running.grammars import Grammars
+from worker.running.grammars import MASK_SECONDS, MASK_SECONDS_A_TOKEN, Grammars
 
 PERSON = {
     "type": "object",
@@ -149,26 +151,90 @@ def test_what_cannot_be_followed_names_its_field(grammars: Grammars, fields: dic
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"regex": "(a+)+b"},
-        {"regex": "((a{1,100}){1,100}){1,100}"},
-        {"regex": r"(\p{L}{1,500}\d{1,500}){1,50}"},
-        {"grammar": AMBIGUOUS},
-        schema({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {"$ref": "#/$defs/a"}}}}}),
-        schema({"type": "array", "items": {"type": "integer"}, "minItems": 100_000}),
-        schema({"enum": [f"value {number}" for number in range(1800)]}),
-    ],
-    ids=str,
-)
-def test_hostile_grammars_are_followed_or_fail_alone(
-    grammars: Grammars, tokenizer: PreTrainedTokenizerFast, fields: dict[str, Any]
-) -> None:
-    """Each is compiled and goes forty tokens, or ends with its own error; a hang would end the whole suite."""
-    output = random_output(compiled(grammars, **fields), tokenizer, 1)
-    with suppress(RequestError):
-        assert list(islice(output, 40))
+# The worst that are known: what any one of them may take is bounded by what the module's constants say.
+OVERLAPPING = [
+    {"type": "object", "properties": {"a": {"type": "string", "maxLength": i}}, "required": ["a"]}
+    for i in range(1, 240)
+]
+EITHER = [{"anyOf": [{"properties": {f"a{i}": {"const": j}}} for j in range(2)]} for i in range(16)]
+HOSTILE: dict[str, dict[str, Any]] = {
+    "nested repetition": {"regex": "(a+)+b"},
+    "a million letters": {"regex": "((a{1,100}){1,100}){1,100}"},
+    "a thousand options": {"regex": "(a?){1000}a{1000}"},
+    "letters of Unicode": {"regex": r"(\p{L}{1,500}\d{1,500}){1,50}"},
+    "many states": {"regex": "(a|b)*a(a|b){300}"},
+    "many words": {"regex": "|".join("x" * (i % 40) + str(i) for i in range(1000))[:32_000]},
+    "an intersection": {"grammar": "start: A\nA: /(a|b)*a(a|b){20}/ & /(a|b)*b(a|b){19}/\n"},
+    "two readings": {"grammar": AMBIGUOUS},
+    "many readings": {"grammar": 'start: e\ne: e e e | e e | "a" | "b" | ""\n'},
+    "readings that grow": {"grammar": 'start: e\ne: e e e e e | "a"\n'},
+    "many lexemes": {
+        "grammar": f"start: ({' | '.join(f'T{i}' for i in range(300))})*\n"
+        + "".join(f"T{i}: /[a-z]{{1,{i + 1}}}x?/\n" for i in range(300))
+    },
+    "recursion": schema({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {"$ref": "#/$defs/a"}}}}}),
+    "a long array": schema({"type": "array", "items": {"type": "integer"}, "minItems": 100_000}),
+    "many values": schema({"enum": [f"value {number}" for number in range(1800)]}),
+    "many properties": schema({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(900)}}),
+    "a large divisor": schema({"type": "integer", "multipleOf": 999_999_937}),
+    "objects that overlap": schema({"anyOf": OVERLAPPING}),
+    "choices of choices": schema({"allOf": EITHER}),
+}
+MOST_SECONDS_OF_A_MASK = 0.5  # the one that goes beyond the bound
+
+
+@pytest.fixture(scope="module")
+def wide() -> Grammars:
+    """Grammars over a vocabulary of many letters a token, as real ones have: a mask tries them all."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    runs = {"a" * length for length in range(2, 129)}
+    words = {"".join(letters) for size in (2, 3) for letters in product(alphabet[:40], repeat=size)}
+    vocabulary = {token: index for index, token in enumerate([*alphabet, *sorted(runs | words), "<end>"])}
+    backend = FastTokenizer(BPE(vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    found = Grammars(tokenizer, len(tokenizer), [vocabulary["<end>"]])
+    compiled(found, regex="a")  # makes the table of tokens
+    return found
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammars_are_followed_or_fail_within_bounds(wide: Grammars, name: str) -> None:
+    """Of processor time: when it is compiled, and over two hundred tokens together."""
+    begun = time.thread_time()
+    with suppress(InvalidJob):
+        grammar = compiled(wide, **HOSTILE[name])
+        assert time.thread_time() - begun < 2.0
+        begun, output = time.thread_time(), list[int]()
+        with suppress(RequestError):
+            while len(output) < 200 and len(choices := np.flatnonzero(grammar.allowed(output))[:-1]):
+                output.append(int(choices[0]))
+        most = MASK_SECONDS + MASK_SECONDS_A_TOKEN * len(output) + MOST_SECONDS_OF_A_MASK
+        assert time.thread_time() - begun < most
+        return
+    assert time.thread_time() - begun < 2.0
+
+
+def test_masks_that_take_too_long_end_their_request(tokenizer: PreTrainedTokenizerFast) -> None:
+    clock = count(step=0.25)  # a quarter of a second a mask
+    assert isinstance(tokenizer.eos_token_id, int)
+    found = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id], cpu_clock=lambda: float(next(clock)))
+    grammar, (a,) = compiled(found, regex="a*"), tokenizer("a").input_ids
+    with pytest.raises(
+        RequestError, match=r"^after 8 tokens: its masks took more than 2 s of processor time"
+    ) as caught:
+        list(map(grammar.allowed, ([a] * length for length in range(20))))
+    assert caught.value.code == "grammar_failed"
+
+
+def test_engine_steps_go_on_while_grammars_are_compiled(wide: Grammars) -> None:
+    def compile_all() -> None:
+        for fields in HOSTILE.values():
+            with suppress(InvalidJob):
+                compiled(wide, **fields)
+
+    assert steps_beside(compile_all) > 20
 
 
 def test_a_model_without_an_end_token_is_told(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,10 +1,11 @@
 """Grammars that confine outputs: compiled by llguidance, beside the engine, and followed a token at a time."""
 
 import json
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NoReturn
 
 import llguidance.hf
 import numpy as np
@@ -22,19 +23,34 @@ GRAMMAR_FAILED = "grammar_failed"
 ANY_OBJECT = {"type": "object"}
 WHITESPACE = r"[\x20\x0A]{0,8}"  # unbounded, a small model may never come to the point
 MAX_MESSAGE_CHARACTERS = 300
+# Of processor time, for all masks of an output: the engine's steps wait for them. Grammars that can be read in many
+# ways take 50 ms a token and more, with 49,152 tokens; JSON schemas 0.1, the slowest expressions of use 1.
+MASK_SECONDS = 2.0
+MASK_SECONDS_A_TOKEN = 0.005  # in addition
+MAX_ITEMS_A_MASK = 20_000  # that the parser makes on the way to one: less than 0.2 s
 
 
 class Grammars:
-    """Compiles the grammars of jobs for one model. What a grammar may cost is bounded, when it is compiled (at most
-    seconds, by the size that `worker.output_format` allows and by llguidance's limits) and at each token."""
+    """Compiles the grammars of jobs for one model.
+
+    What a grammar may cost is bounded: when it is compiled (less than a second of processor time, by the size that
+    `worker.output_format` allows and by llguidance's limits; other threads go on meanwhile), and at its tokens.
+    """
 
     def __init__(
-        self, tokenizer: Any, vocab_size: int, stop_token_ids: Iterable[int], tool_form: ToolForm | None = None
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        stop_token_ids: Iterable[int],
+        tool_form: ToolForm | None = None,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """`tokenizer` is transformers' own; its table of tokens is made when the first grammar comes (1 s).
 
-        `tool_form` is how the model calls tools, None where nobody knows.
+        `tool_form` is how the model calls tools, None where nobody knows. `cpu_clock` returns seconds of processor time
+        that the thread which asks has used.
         """
+        self._cpu_clock = cpu_clock
         self._tool_form = tool_form
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -55,7 +71,7 @@ class Grammars:
         matcher = LLMatcher(self._table, grammar, log_level=0, limits=_limits())
         if matcher.is_error():
             raise InvalidJob(field, f"cannot be followed: {_one_line(matcher.get_error())}")
-        return _Matched(matcher)
+        return _Matched(matcher, self._cpu_clock)
 
     def _source(self, job: PromptJob) -> tuple[str, str] | None:
         """Return the field that asks for a grammar, and llguidance's form of it."""
@@ -78,23 +94,35 @@ class Grammars:
 class _Matched:
     """A matcher that has consumed an output's first tokens."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, cpu_clock: Callable[[], float]) -> None:
         self._matcher = matcher
+        self._cpu_clock = cpu_clock
         self._consumed: list[int] = []
+        self._spent_seconds = 0.0
 
     def allowed(self, output_token_ids: Sequence[int]) -> NDArray[np.bool_]:
-        output = list(output_token_ids)
+        begun = self._cpu_clock()
+        mask = self._mask_after(list(output_token_ids))
+        self._spent_seconds += self._cpu_clock() - begun
+        if self._spent_seconds > MASK_SECONDS + MASK_SECONDS_A_TOKEN * len(self._consumed):
+            self._fail(
+                f"its masks took more than {MASK_SECONDS:g} s of processor time, and {MASK_SECONDS_A_TOKEN:g} s a token"
+            )
+        if self._matcher.is_error():
+            self._fail(_one_line(self._matcher.get_error()))
+        return np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little").view(np.bool_)
+
+    def _mask_after(self, output: list[int]) -> bytes:
         known = len(self._consumed)
         if output[:known] != self._consumed:  # the step that had these tokens failed, and was run again
             known = next(i for i, pair in enumerate(zip_longest(self._consumed, output)) if pair[0] != pair[1])
             self._matcher.rollback(len(self._consumed) - known)
         self._matcher.consume_tokens(output[known:])
         self._consumed = output
-        mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            where = f"after {len(self._consumed)} tokens"
-            raise RequestError(GRAMMAR_FAILED, f"{where}: {_one_line(self._matcher.get_error())}")
-        return np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little").view(np.bool_)
+        return self._matcher.compute_bitmask()
+
+    def _fail(self, reason: str) -> NoReturn:
+        raise RequestError(GRAMMAR_FAILED, f"after {len(self._consumed)} tokens: {reason}")
 
 
 def _source(job: PromptJob) -> tuple[str, str] | None:
@@ -114,7 +142,8 @@ def _source(job: PromptJob) -> tuple[str, str] | None:
 
 
 def _limits() -> LLParserLimits:
-    return LLParserLimits(verbose_errors=False)  # a verbose error shows the parser's inside
+    # A verbose error shows the parser's inside.
+    return LLParserLimits(verbose_errors=False, step_max_items=MAX_ITEMS_A_MASK)
 
 
 def _one_line(message: str) -> str:
