@@ -83,6 +83,7 @@ def test_dashboard_is_well_formed() -> None:
         if panel["type"] != "row":
             assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             assert panel["description"]
+            assert panel["options"]["legend"].keys() == {"calcs", "displayMode", "placement", "showLegend"}
             for target in panel["targets"]:
                 assert target["expr"].count("(") == target["expr"].count(")")
     assert [variable["name"] for variable in document["templating"]["list"]] == ["datasource", "job", "instance"]
