@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.request import Request, RequestError
+from engine.transfers import to_device
 
 NEVER = float("-inf")
 
@@ -27,9 +28,10 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> dict[int, RequestErro
             _penalize(logits[row], request)
         if params.logit_bias:
             token_ids, biases = zip(*params.logit_bias, strict=True)
-            logits[row, list(token_ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+            values = to_device(biases, logits.dtype, logits.device)
+            logits[row, to_device(token_ids, torch.int64, logits.device)] += values
         if bans_ends(request):
-            logits[row, list(request.stop_ids)] = NEVER
+            logits[row].index_fill_(0, to_device(list(request.stop_ids), torch.int64, logits.device), NEVER)
         if request.grammar is not None:
             try:
                 _confine(logits[row], request.grammar.allowed(request.output_token_ids))
@@ -43,7 +45,7 @@ def adjust(logits: Tensor, requests: Sequence[Request]) -> dict[int, RequestErro
 
 def bans_ends(request: Request) -> bool:
     """Whether the next token may not be one that ends the output."""
-    return request.num_output_tokens < request.params.min_tokens and bool(request.stop_ids)
+    return request.num_expected_output_tokens < request.params.min_tokens and bool(request.stop_ids)
 
 
 def _confine(row: Tensor, allowed: NDArray[np.bool_]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.host_tier import Restore, Spill
 from engine.kv_cache import KVCache
 from engine.offload_policy import CopyTime, Direction
+from engine.transfers import to_device
 
 
 class BlockCopier:
@@ -74,11 +75,11 @@ class BlockCopier:
 
     def _gather(self, block_ids: list[int]) -> Tensor:
         """Return all that the blocks hold, [len(block_ids), bytes of a block]."""
-        index = torch.tensor(block_ids, device=self._device)
+        index = to_device(block_ids, torch.int64, self._device)
         return torch.cat([blocks.index_select(0, index).flatten(1) for blocks in self._blocks], dim=1)
 
     def _scatter(self, block_ids: list[int], contents: Tensor) -> None:
-        index = torch.tensor(block_ids, device=self._device)
+        index = to_device(block_ids, torch.int64, self._device)
         for blocks, part in zip(self._blocks, contents.split(self._sizes, dim=1), strict=True):
             blocks.index_copy_(0, index, part.reshape(-1, *blocks.shape[1:]))
 

@@ -263,7 +263,7 @@ class KVCacheManager:
                 assert len(table.block_ids) == request.num_table_blocks, "block tables differ in length"
             room = request.num_table_blocks * self._block_size
             assert room >= request.num_computed_tokens, "computed beyond blocks"
-            assert request.num_computed_tokens <= request.num_tokens, "more computed than known"
+            assert request.num_computed_tokens <= request.num_expected_tokens, "more computed than known"
         self.pool.check_integrity(held)
         self.offload.host.check_integrity()
         self.block_ledger.check_integrity(self.pool.ref_counts)

@@ -21,6 +21,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     windows: tuple[int | None, ...] = (None,)  # tokens that the layers of each KV group see, the newest included
     num_host_blocks: int = 0  # KV blocks that the host's memory holds beside the pool's
+    async_scheduling: bool = False  # plan and launch a step while the one before is under way, where that can be
 
     def __post_init__(self) -> None:
         for field in ("num_blocks", "max_model_len", "block_size", "max_num_seqs", "token_budget"):

@@ -86,9 +86,12 @@ class DecodeGraphs:
         self._logits: dict[int, Tensor] = {}  # by bucket: one graph's are read before another runs
         self._is_off = False
 
-    def forward(self, plan: SchedulerOutput) -> Tensor | None:
+    def forward(self, plan: SchedulerOutput, fill_pending: Callable[[Tensor], None]) -> Tensor | None:
         """Run a step and return its logits, [num_requests, vocab_size], float32, which the next step overwrites; None,
-        and nothing done that the step does not do again, where it must run without a graph."""
+        and nothing done that the step does not do again, where it must run without a graph.
+
+        `fill_pending` puts pending tokens into the step's token ids, a tensor on the device.
+        """
         bucket = bucket_for(plan.scheduled)
         if self._is_off or bucket is None:
             return None
@@ -113,6 +116,7 @@ class DecodeGraphs:
         for heads, one in fresh.items():
             graph.plans[heads].fill(one)
         graph.tokens.copy_(_to_copy(tokens, graph.tokens), non_blocking=True)
+        fill_pending(graph.tokens[0])
         graph.replay()
         return graph.logits[: len(plan.scheduled)]
 
@@ -123,7 +127,7 @@ class DecodeGraphs:
         batches = [
             replace(batch, sequences=(*batch.sequences, *filling)) for batch in batches_of(plan, self._cache.shape)
         ]
-        token_ids = [share.request.token_ids[share.num_computed_tokens] for share in plan.scheduled]
+        token_ids = [token for share in plan.scheduled for token in share.token_ids]
         positions = [sequence.num_context for sequence in batches[0].sequences]
         slots = [batch.slot_mapping() for batch in batches]
         return batches, torch.tensor([token_ids + [0] * len(filling), positions, *slots], dtype=torch.int64)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,15 +13,15 @@ from engine.detokenizing import Detokenizer
 from engine.forking import Output, check_outputs, request_id_of_output
 from engine.grammar import Grammar
 from engine.ledger import EngineLedger
+from engine.lineup import Lineup
 from engine.offload_policy import CopyTime
-from engine.quarantine import DeviceOutOfMemory, EngineBroken, Quarantine
-from engine.request import ForkGroup, GroupFigures, Request, RequestError, RequestFigures, SamplingParams
+from engine.quarantine import EngineBroken
+from engine.recovering import Recovery, blocks_of
+from engine.request import FinishReason, ForkGroup, GroupFigures, Request, RequestError, RequestFigures, SamplingParams
 from engine.scheduler import Scheduler
 from engine.speculation.speculator import NoSpeculation, Speculator
 from engine.status import EngineStatus, StepSize
-from engine.step_plan import NO_DRAFTS, Drafts, Sampled, SchedulerOutput, StepLimits
-
-CALM_STEPS = 64  # without the device running out of memory, before steps may double again
+from engine.step_plan import NO_DRAFTS, Drafts, Launched, Sampled, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,13 @@ logger = logging.getLogger(__name__)
 class Runner(Protocol):
     """What the engine needs of a model runner."""
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
-        """Return, by request id, the tokens of each share that samples, and the error of each that must end.
+    def launch(self, plan: SchedulerOutput) -> Launched:
+        """Begin a step, and wait for it or not. Steps read and write blocks in the order in which they are launched.
 
-        The tokens are what the request would get one a step: the last is not in the draft, those before it are.
+        A share's tokens are what the request would get one a step: the last is not in the draft, those before it are.
+        Where the plan is ahead, tokens that are pending are those of the step launched before it.
 
-        Raises DeviceOutOfMemory when the step is too large for the device.
+        Raises DeviceOutOfMemory, at once or with the results, when the step is too large for the device.
         """
 
     def take_copy_times(self) -> Sequence[CopyTime]:
@@ -74,20 +75,24 @@ class Engine:
         self._runner = runner
         self._clock = clock
         cache = KVCacheManager(config, model.name, clock)
-        self.scheduler = Scheduler(config, cache, clock, detokenize)
+        self.lineup = Lineup(config, cache, clock)
+        self.scheduler = Scheduler(config, cache, self.lineup, clock, detokenize)
         self.ledger = EngineLedger(cache, clock)
+        self._recovery = Recovery(config, self.lineup, runner, self.ledger)
         self._speculator = NoSpeculation() if speculator is None else speculator
-        self._quarantine = Quarantine()
-        self._limits = self._widest = StepLimits(config.max_num_seqs, config.token_budget)
+        self._runs_ahead = config.async_scheduling and speculator is None  # whose drafts begin with the newest token
+        self._under_way: _StepUnderWay | None = None
+        self._ended_before: list[Request] = []  # by steps that `step` did not return of
+        self._broken: EngineBroken | None = None
+        self._finished_at = clock()  # when the last step was
         self.last_step: StepSize | None = None  # what `step` last computed; None where it did not get so far
-        self._calm_steps = 0
         self._steps = 0
         self._output_tokens = 0
         self._preemptions = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.unfinished)
+        return bool(self.lineup.unfinished or self._ended_before or self._under_way is not None)
 
     def add(
         self,
@@ -102,7 +107,7 @@ class Engine:
         check_token_ids(prompt, params, self.model.vocab_size)
         request = self._new_request(request_id, prompt, params, tenant)
         request.grammar = grammar
-        self.scheduler.add(request)
+        self.lineup.add(request)
         return request
 
     def add_group(
@@ -122,7 +127,7 @@ class Engine:
             request.group = group
             group.members.append(request)
         requests = tuple(group.members)
-        self.scheduler.add(*requests)
+        self.lineup.add(*requests)
         return requests
 
     def _new_request(self, request_id: str, prompt: Sequence[int], params: SamplingParams, tenant: str) -> Request:
@@ -139,60 +144,143 @@ class Engine:
 
     def abort(self, request_id: str) -> Request | None:
         """End a request as cancelled, its output so far kept; returns it, or None if it is not here (any more)."""
-        request = self.scheduler.abort(request_id)
-        self._review_suspects()
+        self._await_step()
+        request = self.lineup.unfinished.get(request_id)
+        if request is not None:
+            self.lineup.finish(request, FinishReason.CANCELLED)
+        self._recovery.review()
         return request
 
     def step(self) -> list[Request]:
         """Schedule, run, sample, update. Returns the requests that finished.
 
+        With asynchronous scheduling, the step that it waits for was launched before, and the next one is launched
+        first, so that the device goes on meanwhile.
+
         When the model raises, all start over at the next step. A step that is too large is made smaller; of others the
-        request to blame is found and ended (`engine.quarantine`). Raises EngineBroken when none is to blame; what was
+        request to blame is found and ended (`engine.recovering`). Raises EngineBroken when none is to blame; what was
         running is then waiting.
         """
         self.last_step = None
-        started = self._clock()
-        apart = self._quarantine.current
-        plan = self.scheduler.schedule(self._limits, apart, self._propose())
+        if self._broken is not None:
+            raise self._broken
+        ended, self._ended_before = self._ended_before, []
+        if self._under_way is None:
+            ended += self._begin()
+        if self._under_way is not None:
+            ended += self._go_on()
+        return ended
+
+    def _begin(self) -> list[Request]:
+        """Launch a step, where there is anything to do. Returns whom it ends where it fails."""
+        apart = self._recovery.suspects
+        began = self._clock()
+        plan = self.scheduler.schedule(self._recovery.limits, apart, self._propose())
         self._preemptions += len(plan.preempted)
         if not plan.scheduled:
             assert apart is None, "a group under suspicion has somebody who can go on"
             return []
-        began = self._clock()
         try:
-            results = self._runner.run(plan)
-        except DeviceOutOfMemory as error:
-            return self._shrink(plan, error)
-        except Exception as error:
-            return self._isolate(plan, error)
-        except BaseException:
-            self._start_over(plan)
-            raise
-        self._note_times(plan, self._clock() - began)
+            self._launch(plan, began)
+        except BaseException as error:
+            return self._recovery.recover(plan, error, self._touched_by(plan))
+        return []
+
+    def _go_on(self) -> list[Request]:
+        """Launch the step after the one under way, if that can be, and then finish the latter. Returns who ended."""
+        current = self._take_step()
+        plan = None
+        began = self._clock()
+        if self._runs_ahead and self._recovery.suspects is None:
+            plan = self.scheduler.schedule_ahead(current.plan, self._recovery.limits)
+        if plan is not None:
+            try:
+                self._launch(plan, began)
+            except BaseException as error:
+                ended = self._finish_step(current)
+                return ended + self._recovery.recover(plan.of_those_running(), error, self._touched_by(plan))
+        return self._finish_step(current)
+
+    def _launch(self, plan: SchedulerOutput, began: float) -> None:
+        launched_at = self._clock()
+        launched = self._runner.launch(plan)
+        self.scheduler.launched(plan)
+        self._under_way = _StepUnderWay(plan, launched, began, launched_at)
+
+    def _take_step(self) -> "_StepUnderWay":
+        step, self._under_way = self._under_way, None
+        assert step is not None, "a step is under way"
+        return step
+
+    def _finish_step(self, step: "_StepUnderWay") -> list[Request]:
+        """Wait for a step and take in what it computed. Returns who ended.
+
+        Where a request failed, the step launched after it is finished too, before anybody counts on what it wrote.
+        """
+        try:
+            results = step.launched.results()
+        except BaseException as error:
+            plans = [step.plan]
+            if self._under_way is not None:
+                plans.append(self._forsake())
+            return self._recovery.recover(step.plan.of_those_running(), error, self._touched_by(*plans))
+        plan = step.plan.of_those_running()
+        self._note_times(plan, step)
         finished = self._account(plan, results)
-        self._speculator.observe(plan, self._clock() - started)
-        self._relax()
+        self._speculator.observe(plan, self._clock() - step.began)
+        self._recovery.note_success()
         self.ledger.charge(plan)
         self.last_step = StepSize(len(plan.scheduled), plan.num_tokens)
+        if self._under_way is not None and any(isinstance(result, RequestError) for result in results.values()):
+            finished += self._finish_step(self._take_step())
         return finished
+
+    def _forsake(self) -> SchedulerOutput:
+        """Wait for a step whose results are of no use, and return its plan."""
+        step = self._take_step()
+        try:
+            step.launched.results()
+        except Exception:  # it goes wrong as the one before it did
+            logger.info("a step launched ahead failed too", exc_info=True)
+        return step.plan
+
+    def _await_step(self) -> None:
+        """Finish the step under way, before what it counts on is changed; whom it ends, the next `step` returns."""
+        if self._under_way is None:
+            return
+        try:
+            self._ended_before += self._finish_step(self._take_step())
+        except EngineBroken as error:
+            self._broken = error
+
+    def _touched_by(self, *plans: SchedulerOutput) -> Sequence[int]:
+        """Return the blocks that steps may have written: all, where some may have been given back since."""
+        if any(plan.is_ahead for plan in plans):
+            return range(self.config.num_blocks)
+        return blocks_of(request for plan in plans for request in plan.requests)
 
     def _propose(self) -> Drafts:
         """Return drafts for a step in which all that run are about to decode: a step with a prefill is long as it is,
         and one with suspects has enough to prove."""
-        running = self.scheduler.running[: self._limits.num_seqs]
-        if self._quarantine.current is not None or any(r.num_tokens - r.num_computed_tokens > 1 for r in running):
+        limits = self._recovery.limits
+        running = self.lineup.running[: limits.num_seqs]
+        if self._recovery.suspects is not None or any(r.num_tokens - r.num_computed_tokens > 1 for r in running):
             return NO_DRAFTS
-        return self._speculator.propose(running, self._limits.num_tokens - len(running))
+        return self._speculator.propose(running, limits.num_tokens - len(running))
 
     def settle(self) -> None:
         """Charge the time until now as overhead, and bring what unfinished requests cost up to it, for whoever reads
         that while they are not finished."""
+        self._await_step()
         self.ledger.charge_overhead()
-        for request in self.scheduler.unfinished.values():
+        for request in self.lineup.unfinished.values():
             self.scheduler.cache.settle(request)
 
-    def _note_times(self, plan: SchedulerOutput, seconds: float) -> None:
+    def _note_times(self, plan: SchedulerOutput, step: "_StepUnderWay") -> None:
         """Tell the offloading what a step took, and what copies took of it."""
+        now = self._clock()
+        seconds = now - max(step.launched_at, self._finished_at)
+        self._finished_at = now
         copies = self._runner.take_copy_times()
         alone = max(0.0, seconds - sum(copy.seconds for copy in copies))
         self.scheduler.cache.offload.note_step(plan.num_tokens, len(plan.scheduled), alone, copies)
@@ -200,79 +288,20 @@ class Engine:
     def _account(self, plan: SchedulerOutput, results: Mapping[str, Sampled]) -> list[Request]:
         """Take in what a step computed."""
         self._steps += 1
-        requests = [share.request for share in plan.scheduled]
-        suspects = _blocks_of(r for r in requests if isinstance(results.get(r.request_id), RequestError))
-        num_known = sum(request.num_tokens for request in requests)
+        suspects = blocks_of(r for r in plan.requests if isinstance(results.get(r.request_id), RequestError))
+        num_known = sum(request.num_tokens for request in plan.requests)
         finished = self.scheduler.update(plan, results)
-        self._output_tokens += sum(request.num_tokens for request in requests) - num_known
+        self._output_tokens += sum(request.num_tokens for request in plan.requests) - num_known
         if suspects:
             # Those that somebody still holds are sound: whoever reads one that is not fails in the same step.
             self._runner.scrub([block_id for block_id in suspects if self.scheduler.cache.pool.is_free(block_id)])
         return finished
 
-    def _start_over(self, plan: SchedulerOutput) -> None:
-        touched = _blocks_of(share.request for share in plan.scheduled)
-        self.scheduler.restart()
-        self._runner.scrub(touched)
-        self.ledger.charge_failed(plan)
-
-    def _isolate(self, plan: SchedulerOutput, error: Exception) -> list[Request]:
-        """Suspect the requests of a step that failed, unless the model now fails on anything. Returns the culprit."""
-        logger.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)
-        for share in plan.scheduled:
-            share.request.may_draft = share.request.may_draft and not share.draft
-        try:
-            self._start_over(plan)
-            self._runner.probe()
-        except Exception as sticky:
-            raise EngineBroken(f"the model fails on any step: {sticky}") from error
-        culprit = self._quarantine.accuse(plan)
-        if culprit is not None:
-            self.scheduler.fail(culprit, RequestError("step_failed", "the model failed on it twice, at last alone"))
-        self._quarantine.review(self.scheduler.unfinished)
-        self._set_suspects_apart()
-        return [] if culprit is None else [culprit]
-
-    def _shrink(self, plan: SchedulerOutput, error: DeviceOutOfMemory) -> list[Request]:
-        """Halve what a step may hold. Returns the request that is too large even alone and in the smallest steps."""
-        smallest = self.config.block_size
-        logger.warning("%d tokens of %d requests: %s", plan.num_tokens, len(plan.scheduled), error)
-        self._start_over(plan)
-        self._calm_steps = 0
-        num_seqs = max(1, len(plan.scheduled) // 2)
-        self._limits = StepLimits(num_seqs, max(smallest, num_seqs, plan.num_tokens // 2))
-        if len(plan.scheduled) > 1 or plan.num_tokens > smallest:
-            return []
-        request = plan.scheduled[0].request
-        self.scheduler.fail(request, RequestError("out_of_memory", "the device has no memory for it, even alone"))
-        self._review_suspects()
-        return [request]
-
-    def _relax(self) -> None:
-        """After a step that went well: clear suspects, and let steps grow again."""
-        self._review_suspects()
-        self._calm_steps += 1
-        if self._calm_steps >= CALM_STEPS and self._limits != self._widest:
-            self._calm_steps = 0
-            self._limits = StepLimits(
-                min(2 * self._limits.num_seqs, self._widest.num_seqs),
-                min(2 * self._limits.num_tokens, self._widest.num_tokens),
-            )
-
-    def _review_suspects(self) -> None:
-        if self._quarantine.review(self.scheduler.unfinished):
-            self._set_suspects_apart()
-
-    def _set_suspects_apart(self) -> None:
-        group = self._quarantine.current
-        if group is not None:
-            self.scheduler.set_apart(group)
-
     def status(self) -> EngineStatus:
         pool = self.scheduler.cache.pool
         return EngineStatus(
-            num_waiting=self.scheduler.num_waiting,
-            num_running=self.scheduler.num_running,
+            num_waiting=self.lineup.num_waiting,
+            num_running=self.lineup.num_running,
             blocks_held=pool.num_held,
             blocks_cached=pool.num_cached,
             num_blocks=pool.num_blocks,
@@ -284,5 +313,11 @@ class Engine:
         )
 
 
-def _blocks_of(requests: Iterable[Request]) -> list[int]:
-    return sorted({block_id for request in requests for block_id in request.held_block_ids})
+@dataclass(frozen=True, slots=True)
+class _StepUnderWay:
+    """A step that was launched. Times are the clock's."""
+
+    plan: SchedulerOutput
+    launched: Launched
+    began: float  # when it was planned
+    launched_at: float

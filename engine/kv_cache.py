@@ -4,12 +4,14 @@ import math
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from engine.kv_groups import KVGroup
 from engine.kv_layout import AttentionLayer, KVLayout, Lane, Place
+from engine.transfers import to_device
 from kernels import ops
 from kernels.kv_scales import GREATEST, KVScales, why_unsupported
 from kernels.native.tiles import CacheStruct, struct_of_cache
@@ -121,7 +123,7 @@ class KVCache:
         """Copy blocks, (from, to), as if one after the other."""
         device = self.layers[0][0].device
         for batch in _independent(copies):
-            sources, targets = torch.tensor(batch, dtype=torch.int64, device=device).unbind(dim=1)
+            sources, targets = to_device([*chain(*batch)], torch.int64, device).view(-1, 2).unbind(dim=1)
             for memory in self._memory:
                 ops.copy_blocks(memory[0][0], memory[0][1], sources, targets, _scales_of(memory))
 

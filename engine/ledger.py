@@ -60,7 +60,10 @@ class EngineLedger:
         self.account = EngineAccount(began_ns)
 
     def charge(self, plan: SchedulerOutput) -> None:
-        """Charge a step that went well to its requests, which know its tokens by now."""
+        """Charge a step that went well to its requests, which know its tokens by now; as overhead where it has none."""
+        if not plan.scheduled:
+            self.charge_overhead()
+            return
         spent_ns = self._lap()
         self._request_ns += spent_ns
         self._computed_tokens += plan.num_tokens
@@ -76,7 +79,10 @@ class EngineLedger:
         self._close()
 
     def charge_failed(self, plan: SchedulerOutput) -> None:
-        """Charge a step that failed to its requests, as wasted."""
+        """Charge a step that failed to its requests, as wasted; as overhead where it has none."""
+        if not plan.scheduled:
+            self.charge_overhead()
+            return
         spent_ns = self._lap()
         self._request_ns += spent_ns
         self._wasted_ns += spent_ns

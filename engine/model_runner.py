@@ -1,6 +1,7 @@
 """The model runner: the only code that runs the model. A plan in, a request's next tokens out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -12,18 +13,17 @@ from engine.cuda_graphs import CudaCapture, DecodeGraphs
 from engine.forking import BlockCopy
 from engine.host_tier import Restore, Spill
 from engine.kv_cache import KVCache
+from engine.launched_step import LaunchedStep, noted_out_of_memory, results_of
 from engine.memory import keep_freed_memory
 from engine.offload_policy import CopyTime
 from engine.offloading import Transfer
 from engine.paged_model import PagedModel
 from engine.probing import plan_of, probe_request
 from engine.prompt_scoring import PromptScorer
-from engine.quarantine import DeviceOutOfMemory
 from engine.request import RequestError
-from engine.speculation.verifying import sample_shares
-from engine.step_plan import Sampled, SchedulerOutput
-
-CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"  # how torch's message for it begins, in a plain RuntimeError
+from engine.sampler import choose
+from engine.speculation.verifying import sample_drafts
+from engine.step_plan import Computed, Launched, SchedulerOutput
 
 
 class ModelRunner:
@@ -53,27 +53,23 @@ class ModelRunner:
         self.cache = KVCache(model.kv_shape(block_size, kv_dtype), num_blocks + has_graphs, model.device)
         self.graphs = DecodeGraphs(model, self.cache, num_blocks, CudaCapture()) if has_graphs else None
         self._copier = BlockCopier(self.cache, num_host_blocks)
+        self._latest: LaunchedStep | None = None
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
-        """Compute a step; returns, by request id, the tokens of each share that samples, and the error of any share.
+    def launch(self, plan: SchedulerOutput) -> Launched:
+        """Begin a step: its results are, by request id, the tokens of each share that samples, and the error of any
+        share. On a CPU it is over then; on a GPU nothing waits, unless there are drafts or prompts to score.
 
-        A chunk that does not sample is checked too, by its last token, which attends to all before it: were the request
-        preempted or aborted in between, its blocks would go back to the pool with what is not finite in them.
+        A plan that is ahead gets its pending tokens from the step launched before it. A chunk that does not sample is
+        checked too, by its last token, which attends to all before it: were the request preempted or aborted in
+        between, its blocks would go back to the pool with what is not finite in them.
 
         Raises DeviceOutOfMemory.
         """
         torch.get_num_threads()  # the first time on a thread this sets them, for C kernels too
         self._threads.begin()
         try:
-            return self._run(plan)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            if self.model.device.type == "cuda":
-                torch.cuda.empty_cache()
-            raise DeviceOutOfMemory(str(error)) from error
-        except RuntimeError as error:
-            if CPU_OUT_OF_MEMORY in str(error):
-                raise DeviceOutOfMemory(str(error)) from error
-            raise
+            with noted_out_of_memory(self.model.device):
+                return self._launch(plan)
         finally:
             self._threads.end()
 
@@ -84,28 +80,35 @@ class ModelRunner:
         """
         request = probe_request([0], [0])
         request.block_tables *= len(self.cache.shape.groups)
-        result = self._run(plan_of(request, 0, 1))[request.request_id]
+        result = self._launch(plan_of(request, 0, 1)).results()[request.request_id]
         self.scrub([0])
         if isinstance(result, RequestError):
             raise result
 
-    def _run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
+    def _launch(self, plan: SchedulerOutput) -> Launched:
         self._transfer(plan.transfers)
         # Sampling too: it changes logits in place, which are the model's own in float32.
         with torch.inference_mode():
             with self._prompts.watching(plan) as failed:
                 logits = self._forward(plan)
-            sampled = sample_shares(logits, plan.scheduled)
-        results = {
-            share.request.request_id: result
-            for share, result in zip(plan.scheduled, sampled, strict=True)
-            if share.samples or isinstance(result, RequestError)
-        }
-        return results | failed
+            if any(share.draft for share in plan.scheduled):
+                return Computed(results_of(plan, sample_drafts(logits, plan.scheduled)) | failed)
+            self._latest = LaunchedStep(plan, choose(logits, [share.request for share in plan.scheduled]), failed)
+        return self._latest
 
     def _forward(self, plan: SchedulerOutput) -> Tensor:
-        logits = None if self.graphs is None else self.graphs.forward(plan)
-        return self.model.forward(self.model.build_input(plan, self.cache)) if logits is None else logits
+        logits = None if self.graphs is None else self.graphs.forward(plan, partial(self._fill_pending, plan))
+        if logits is not None:
+            return logits
+        model_input = self.model.build_input(plan, self.cache)
+        self._fill_pending(plan, model_input.input_ids[0])
+        return self.model.forward(model_input)
+
+    def _fill_pending(self, plan: SchedulerOutput, token_ids: Tensor) -> None:
+        """Put what the step launched before samples in the place of pending tokens. token_ids: [T] or longer."""
+        if plan.is_ahead:
+            assert self._latest is not None, "a step is ahead of another"
+            self._latest.fill_pending(plan, token_ids)
 
     def _transfer(self, transfers: Sequence[Transfer]) -> None:
         """Copy blocks, in order; runs of one kind at once."""

@@ -24,6 +24,7 @@ from engine.attention_patches import Attend, hook_attention, patch_attention
 from engine.kv_cache import KVCache, KVShape
 from engine.kv_layout import AttentionLayer, groups_of
 from engine.step_plan import SchedulerOutput
+from engine.transfers import to_device
 from kernels import ops
 from kernels.native.attending import NativePlan
 from kernels.native.library import NativeKernels
@@ -197,15 +198,14 @@ class PagedModel:
         return KVShape(self.layers, self.kv_groups, block_size, kv_dtype or self.dtype, is_tiled)
 
     def build_input(self, plan: SchedulerOutput, cache: KVCache) -> ModelInput:
-        """Return a step's tensors on the model's device."""
+        """Return a step's tensors on the model's device; what is pending is 0 in them."""
         batches = batches_of(plan, cache.shape)
         token_ids: list[int] = []
         positions: list[int] = []
         sample_rows: list[int] = []
         for share in plan.scheduled:
             stop = share.num_computed_tokens + share.num_scheduled_tokens
-            token_ids += share.request.token_ids[share.num_computed_tokens : stop - len(share.draft)]
-            token_ids += share.draft
+            token_ids += share.token_ids
             positions += range(share.num_computed_tokens, stop)
             sample_rows += range(len(token_ids) - 1 - len(share.draft), len(token_ids))
         return ModelInput(
@@ -254,7 +254,7 @@ class PagedModel:
         return logits.float()
 
     def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return to_device(values, torch.int64, self.device)
 
 
 def batches_of(plan: SchedulerOutput, shape: KVShape) -> list[PagedBatch]:

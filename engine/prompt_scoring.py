@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine.request import Request, RequestError
-from engine.sampler import NOT_FINITE, token_logprobs
+from engine.sampler import NOT_FINITE, fetch_logprobs, read_logprobs
 from engine.step_plan import ScheduledRequest, SchedulerOutput
+from engine.transfers import to_device
 
 ROWS_AT_ONCE = 64  # of logits: with a vocabulary of 150,000 they and their logarithms take 77 MB
 
@@ -95,7 +96,8 @@ def _note(request: Request, start: int, logprobs: Tensor) -> None:
     before wrote. logprobs: [num_rows, vocab_size]."""
     assert request.params.prompt_logprobs is not None, "only of requests that ask"
     behind = request.token_ids[start + 1 : start + 1 + len(logprobs)]
-    request.prompt_logprobs[start:] = token_logprobs(logprobs, behind, request.params.prompt_logprobs)
+    chosen = to_device(behind, torch.int64, logprobs.device)
+    request.prompt_logprobs[start:] = read_logprobs(fetch_logprobs(logprobs, chosen, request.params.prompt_logprobs))
 
 
 @contextmanager

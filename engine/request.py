@@ -204,7 +204,8 @@ class Request:
     stop_ids: frozenset[int]  # the model's and the request's together
     figures: RequestFigures
     state: RequestState = RequestState.WAITING
-    num_computed_tokens: int = 0
+    num_computed_tokens: int = 0  # those of steps under way too
+    num_pending_tokens: int = 0  # not known yet: steps under way will sample them
     block_tables: list[BlockTable] = field(default_factory=list)  # one a KV group, all as long; none before admission
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as needed
     num_cached_blocks: int = 0  # leading blocks of each table already offered to the prefix cache
@@ -258,8 +259,28 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_expected_tokens(self) -> int:
+        """Tokens, known and pending."""
+        return len(self.token_ids) + self.num_pending_tokens
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_expected_output_tokens(self) -> int:
+        """Output tokens, known and pending: the position of the one that is sampled next."""
+        return self.num_expected_tokens - self.num_prompt_tokens
+
+    @property
+    def needs_known_tokens(self) -> bool:
+        """Whether its next step cannot be planned or computed before it knows what the one under way samples."""
+        return (
+            self.grammar is not None
+            or self.group is not None
+            or self.params.has_penalties
+            or self.lacks_prompt_logprobs
+        )
 
     @property
     def output_token_ids(self) -> list[int]:

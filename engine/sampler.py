@@ -1,7 +1,8 @@
 """Choosing each request's next token from its logits, on the logits' device."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from engine.adjusting import adjust, bans_ends
 from engine.request import Request, RequestError, TokenLogprobs
+from engine.transfers import HostCopies, to_device
 from kernels import ops
 from kernels.draws import Draws
 
@@ -16,30 +18,63 @@ NOT_FINITE = "the model returned logits that are not finite"
 
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | RequestError]:
-    """Return the next token of each request, or why it must end: `numerical_error` for a row whose logits are not
-    finite, or what its grammar met.
+    """Return the next token of each request, or why it must end; see `choose`."""
+    return choose(logits, requests).results()
+
+
+class Choice:
+    """What a step's rows chose, on the logits' device; `results` waits for it."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        tokens: Tensor,
+        finite: Tensor,
+        failed: Mapping[int, RequestError],
+        logprobs: "_PlainLogprobs",
+    ) -> None:
+        """tokens: [num_requests], int64. finite: [num_requests], bool. `failed` has errors by row."""
+        self.tokens = tokens
+        self._requests = requests
+        self._failed = failed
+        self._logprobs = logprobs
+        self._copies = HostCopies(tokens, finite)
+        logprobs.fetch(tokens)
+
+    def results(self) -> list[int | RequestError]:
+        """Return each request's token, or why it must end. Log-probabilities are noted in those that ask for them."""
+        tokens, finite = (copy.tolist() for copy in self._copies.wait())
+        results: list[int | RequestError] = []
+        for row, (token, is_finite) in enumerate(zip(tokens, finite, strict=True)):
+            error = self._failed.get(row) if is_finite else RequestError("numerical_error", NOT_FINITE)
+            results.append(token if error is None else error)
+        self._logprobs.note(self._requests, results)
+        return results
+
+
+def choose(logits: Tensor, requests: Sequence[Request]) -> Choice:
+    """Choose the next token of each request: `numerical_error` for a row whose logits are not finite, or what its
+    grammar met.
 
     logits: [num_requests, vocab_size], float32, mutated. Greedy rows take the largest logit. The others draw by inverse
     CDF from one uniform number that depends on the request's seed and position only, so a request's tokens do not
-    depend on what else is in the batch, nor on preemptions. Requests that ask for log-probabilities get them noted.
+    depend on what else is in the batch, nor on preemptions. On a GPU, nothing waits for the logits.
     """
-    plain = _Plain(logits, requests)
+    logprobs = _PlainLogprobs(logits, requests)
+    # The -inf of a grammar, or of ends that may not come yet, could hide what is not finite.
+    confined = [row for row, request in enumerate(requests) if request.grammar is not None or bans_ends(request)]
+    plain_best = _rows(logits, confined).amax(dim=-1) if confined else None
     failed = adjust(logits, requests)
-    best, greedy = _largest(logits)
-    finite = torch.isfinite(best).tolist()
-    tokens: list[int | RequestError] = list(greedy.tolist())
-    drawn = [index for index, request in enumerate(requests) if request.params.temperature > 0 and finite[index]]
+    best, tokens = _largest(logits)
+    finite = torch.isfinite(best)
+    if plain_best is not None:
+        places = to_device(confined, torch.int64, logits.device)
+        finite[places] = finite[places] & torch.isfinite(plain_best)
+    drawn = [index for index, request in enumerate(requests) if request.params.temperature > 0]
     if drawn:
         draw = _draw_by_search if ops.uses_triton(logits.device) else _draw_by_sort
-        for index, token in draw(logits, requests, drawn).items():
-            tokens[index] = token
-    for index, is_finite in enumerate(finite):
-        if not is_finite:
-            tokens[index] = RequestError("numerical_error", NOT_FINITE)
-    for index, error in (failed | plain.failed).items():
-        tokens[index] = error
-    plain.note_logprobs(requests, tokens)
-    return tokens
+        draw(logits, requests, drawn, tokens, finite)
+    return Choice(requests, tokens, finite, failed, logprobs)
 
 
 def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,72 +86,84 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.gather(1, places.unsqueeze(1)).squeeze(1), places
 
 
-class _Plain:
-    """The logits of some rows as the model gave them, before anything a request asks for changes them."""
+def _rows(logits: Tensor, rows: list[int]) -> Tensor:
+    return logits if len(rows) == len(logits) else logits[to_device(rows, torch.int64, logits.device)]
+
+
+class _PlainLogprobs:
+    """The log-probabilities of rows that ask for them, as the model gave them, before anything a request asks for
+    changes its logits."""
 
     def __init__(self, logits: Tensor, requests: Sequence[Request]) -> None:
         self._rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
-        self._logprobs = logits[self._rows].log_softmax(dim=-1) if self._rows else None
-        # The -inf of a grammar, or of ends that may not come yet, could hide what is not finite.
-        confined = [row for row, request in enumerate(requests) if request.grammar is not None or bans_ends(request)]
-        bad = [] if not confined else (~torch.isfinite(logits[confined].amax(dim=-1))).nonzero().flatten().tolist()
-        self.failed = {confined[index]: RequestError("numerical_error", NOT_FINITE) for index in bad}
+        self._num_top = [requests[row].params.logprobs or 0 for row in self._rows]
+        self._logprobs = _rows(logits, self._rows).log_softmax(dim=-1) if self._rows else None
+        self._fetched: list[HostCopies] = []
 
-    def note_logprobs(self, requests: Sequence[Request], tokens: Sequence[int | RequestError]) -> None:
-        """Note the log-probabilities of chosen tokens in their requests, by position: a step that is run again, or a
-        chunk that does not sample, writes what the next one overwrites."""
-        if self._logprobs is None:
-            return
-        for logprobs, row in zip(self._logprobs, self._rows, strict=True):
-            request, token = requests[row], tokens[row]
-            if isinstance(token, RequestError):
-                continue
-            assert request.params.logprobs is not None, "only rows that ask for it are kept"
-            noted = token_logprobs(logprobs.unsqueeze(0), [token], request.params.logprobs)
-            request.logprobs[request.num_output_tokens :] = noted
+    def fetch(self, tokens: Tensor) -> None:
+        """Have read what they say of the tokens that rows chose, [num_requests], and of the likeliest."""
+        if self._logprobs is not None:
+            rows = zip(self._logprobs.split(1), self._rows, self._num_top, strict=True)
+            self._fetched = [fetch_logprobs(one, tokens[row : row + 1], num_top) for one, row, num_top in rows]
+
+    def note(self, requests: Sequence[Request], tokens: Sequence[int | RequestError]) -> None:
+        """Note in requests what was read, by position: a step that is run again, or a chunk that does not sample,
+        writes what the next one overwrites."""
+        for row, fetched in zip(self._rows, self._fetched, strict=True):
+            request = requests[row]
+            if not isinstance(tokens[row], RequestError):
+                request.logprobs[request.num_output_tokens :] = read_logprobs(fetched)
 
 
-def token_logprobs(logprobs: Tensor, chosen: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Return what rows of log-probabilities, [num_rows, vocab_size], say of one token each and of the likeliest."""
-    of_chosen = logprobs.gather(1, torch.tensor(chosen, device=logprobs.device).unsqueeze(1)).squeeze(1).tolist()
+def fetch_logprobs(logprobs: Tensor, chosen: Tensor, num_top: int) -> HostCopies:
+    """Have read what rows of log-probabilities, [num_rows, vocab_size], say of one token each, [num_rows], int64, and
+    of the likeliest."""
+    of_chosen = logprobs.gather(1, chosen.unsqueeze(1)).squeeze(1)
     values, token_ids = logprobs.topk(min(num_top, logprobs.shape[1]), dim=-1)
-    rows = zip(of_chosen, token_ids.tolist(), values.tolist(), strict=True)
+    return HostCopies(of_chosen, token_ids, values)
+
+
+def read_logprobs(fetched: HostCopies) -> list[TokenLogprobs]:
+    """Return what `fetch_logprobs` read, a row each."""
+    rows = zip(*(copy.tolist() for copy in fetched.wait()), strict=True)
     return [TokenLogprobs(logprob, tuple(zip(ids, tops, strict=True))) for logprob, ids, tops in rows]
 
 
-def _draw_by_search(logits: Tensor, requests: Sequence[Request], drawn: Sequence[int]) -> dict[int, int]:
-    """Return the tokens of the drawn rows, in one launch. The rule is `_draw`'s, with the lower id first among equal
-    logits, up to the rounding of exponentials."""
+def _draw_by_search(
+    logits: Tensor, requests: Sequence[Request], drawn: Sequence[int], tokens: Tensor, finite: Tensor
+) -> None:
+    """Put the tokens of the drawn rows in their places, in one launch. The rule is `_draw`'s, with the lower id first
+    among equal logits, up to the rounding of exponentials."""
     params = [requests[index].params for index in drawn]
-    integers = torch.tensor([drawn, [p.top_k for p in params]], dtype=torch.int64).to(logits.device)
-    fractions = torch.tensor(
-        [
-            [p.temperature for p in params],
-            [p.top_p for p in params],
-            [p.min_p for p in params],
-            [_uniform(requests[index]) for index in drawn],
-        ],
-        dtype=torch.float64,
-    ).to(logits.device)
-    rows, top_ks = integers
-    temperatures, top_ps, min_ps, uniforms = fractions
-    draws = Draws(rows, temperatures, top_ks, top_ps, min_ps, uniforms)
-    return dict(zip(drawn, ops.draw(logits, draws).tolist(), strict=True))
+    integers = (drawn, [p.top_k for p in params])
+    fractions = (
+        [p.temperature for p in params],
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+        [_uniform(requests[index]) for index in drawn],
+    )
+    rows, top_ks = to_device([*chain(*integers)], torch.int64, logits.device).view(len(integers), -1)
+    temperatures, top_ps, min_ps, uniforms = to_device([*chain(*fractions)], torch.float64, logits.device).view(
+        len(fractions), -1
+    )
+    logits.masked_fill_(~finite.unsqueeze(1), 0.0)  # a search needs an order; such a row's token is nobody's
+    tokens[rows] = ops.draw(logits, Draws(rows, temperatures, top_ks, top_ps, min_ps, uniforms))
 
 
-def _draw_by_sort(logits: Tensor, requests: Sequence[Request], drawn: Sequence[int]) -> dict[int, int]:
-    """Return the tokens of the drawn rows."""
+def _draw_by_sort(
+    logits: Tensor, requests: Sequence[Request], drawn: Sequence[int], tokens: Tensor, finite: Tensor
+) -> None:
+    """Put the tokens of the drawn rows that are finite in their places."""
     rows_by_top_k: defaultdict[int, list[int]] = defaultdict(list)
     for index in drawn:
-        rows_by_top_k[requests[index].params.top_k].append(index)
-    tokens: dict[int, int] = {}
+        if finite[index]:
+            rows_by_top_k[requests[index].params.top_k].append(index)
     for top_k, indices in rows_by_top_k.items():
         rows = logits if len(indices) == len(requests) else logits[indices]
-        tokens |= zip(indices, _draw(rows, [requests[index] for index in indices], top_k), strict=True)
-    return tokens
+        tokens[indices] = _draw(rows, [requests[index] for index in indices], top_k)
 
 
-def _draw(logits: Tensor, requests: Sequence[Request], top_k: int) -> list[int]:
+def _draw(logits: Tensor, requests: Sequence[Request], top_k: int) -> Tensor:
     """Draw from softmax(logits / temperature), cut by top-k, then top-p of what is left, then min-p.
 
     All requests have the same top-k: among equal logits, of which a narrow type has many, the order depends on it.
@@ -142,10 +189,10 @@ def _draw(logits: Tensor, requests: Sequence[Request], top_k: int) -> list[int]:
     ranks_drawn = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
     # A product rounded up to the total would point past the last token kept.
     last_kept = (~cut).sum(dim=-1, keepdim=True) - 1
-    return token_ids.gather(1, torch.minimum(ranks_drawn, last_kept)).squeeze(1).tolist()
+    return token_ids.gather(1, torch.minimum(ranks_drawn, last_kept)).squeeze(1)
 
 
 def _uniform(request: Request) -> float:
     """Return a number in [0, 1) from Philox, a counter-based generator: key = seed, counter = output position."""
-    bits = np.random.Philox(key=request.params.seed, counter=request.num_output_tokens)
+    bits = np.random.Philox(key=request.params.seed, counter=request.num_expected_output_tokens)
     return float(np.random.Generator(bits).random())

@@ -106,6 +106,9 @@ class Settings(BaseModel):
     cuda_graphs: bool = Field(
         default=True, description="on a GPU: steps that only decode are recorded once and then started with one call"
     )
+    async_scheduling: bool = Field(
+        default=True, description="on a GPU: each step is planned and launched while the one before it is under way"
+    )
     enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of equal prefixes")
     speculation: Literal["off", "ngram", "draft"] = Field(
         default="off",

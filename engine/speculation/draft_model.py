@@ -121,9 +121,8 @@ class DraftModel:
         if not num_tokens:
             return 0
         self._steps += 1
-        results = self._runner.run(
-            SchedulerOutput(tuple(shares.values()), num_tokens, (), self._cache.take_transfers())
-        )
+        plan = SchedulerOutput(tuple(shares.values()), num_tokens, (), self._cache.take_transfers())
+        results = self._runner.launch(plan).results()
         for follower in stepping:
             share = shares[follower.request.request_id]
             self._take_in(follower, share, results.get(follower.request.request_id))

@@ -15,16 +15,14 @@ from engine.sampler import sample
 from engine.step_plan import Sampled, ScheduledRequest
 
 
-def sample_shares(logits: Tensor, shares: Sequence[ScheduledRequest]) -> list[Sampled]:
-    """Return the next tokens of each share, or why its request must end.
+def sample_drafts(logits: Tensor, shares: Sequence[ScheduledRequest]) -> list[Sampled]:
+    """Return the next tokens of each share, or why its request must end. It waits for the logits.
 
     logits: [num_rows, vocab_size], float32, mutated: for each share a row of its newest known token and one of each
     drafted token. Rows are sampled in order and no further than the draft proves right, so that whatever depends on the
     tokens before (penalties, a grammar) only ever sees real ones.
     """
     requests = [share.request for share in shares]
-    if not any(share.draft for share in shares):
-        return [_alone(token) for token in sample(logits, requests)]
     first_rows = list(accumulate((1 + len(share.draft) for share in shares), initial=0))
     num_known = [request.num_tokens for request in requests]
     tokens: list[tuple[int, ...]] = [() for _ in shares]
@@ -50,10 +48,6 @@ def sample_shares(logits: Tensor, shares: Sequence[ScheduledRequest]) -> list[Sa
         for request, number in zip(requests, num_known, strict=True):
             _forget_behind(request, number)
     return [errors.get(index, run) for index, run in enumerate(tokens)]
-
-
-def _alone(token: int | RequestError) -> Sampled:
-    return token if isinstance(token, RequestError) else (token,)
 
 
 def _forget_behind(request: Request, num_tokens: int) -> None:

@@ -21,7 +21,7 @@ from engine.engine import Engine, ModelIdentity
 from engine.grammar import Grammar
 from engine.offload_policy import CopyTime
 from engine.request import FinishReason, Request, RequestState, SamplingParams
-from engine.step_plan import Sampled, SchedulerOutput
+from engine.step_plan import Launched, SchedulerOutput
 from scripts.benchmarks.memory import peak_rss_bytes
 from scripts.benchmarks.noop import noop
 from worker.client import submit
@@ -172,7 +172,7 @@ SYSTEMS: Mapping[str, Callable[[Task], Prepared]] = {
 class NoRunner:
     """The model of an engine that has none."""
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
+    def launch(self, plan: SchedulerOutput) -> Launched:
         raise NotImplementedError
 
     def probe(self) -> None:

@@ -1,4 +1,5 @@
-"""`scripts/bench scheduler`: what a step costs without the model, by requests running and waiting."""
+"""`scripts/bench scheduler`: what a step costs without the model, by requests running and waiting, and how long a
+device waits for it."""
 
 import json
 import platform
@@ -13,10 +14,10 @@ from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
-from engine.engine import Engine, ModelIdentity
+from engine.engine import Engine, ModelIdentity, Runner
 from engine.offload_policy import CopyTime
 from engine.request import SamplingParams
-from engine.step_plan import Sampled, SchedulerOutput
+from engine.step_plan import Computed, Launched, Sampled, SchedulerOutput
 
 MODEL = ModelIdentity(name="none", vocab_size=100, stop_token_ids=frozenset())
 PROMPT_TOKENS = 800
@@ -27,12 +28,16 @@ GOAL_MS = {32: 0.3, 256: 1.5}  # CPU time a step, by requests running
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The median CPU time of a step."""
+    """The median CPU time of a step, and the part of the time that a device has nothing to do, which takes `device_ms`
+    for each: with steps in turn, and with asynchronous scheduling."""
 
     running: int
     waiting: int
     ms: float
     goal_ms: float | None
+    device_ms: float
+    idle_in_turn: float
+    idle_ahead: float
 
 
 class NoModel:
@@ -41,11 +46,11 @@ class NoModel:
     def __init__(self) -> None:
         self.seconds = 0.0  # of CPU time, its own
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
+    def launch(self, plan: SchedulerOutput) -> Launched:
         begun = time.thread_time()
-        results: dict[str, Sampled] = {share.request.request_id: (7,) for share in plan.scheduled if share.samples}
+        results = sevens(plan)
         self.seconds += time.thread_time() - begun
-        return results
+        return Computed(results)
 
     def probe(self) -> None:
         pass
@@ -57,52 +62,118 @@ class NoModel:
         pass
 
 
+class SimulatedDevice(NoModel):
+    """A device that works beside the CPU, one step after the other, each for as long."""
+
+    def __init__(self, step_seconds: float) -> None:
+        super().__init__()
+        self._step_seconds = step_seconds
+        self._free_at = time.perf_counter()
+        self.idle_seconds = 0.0
+
+    def launch(self, plan: SchedulerOutput) -> Launched:
+        now = time.perf_counter()
+        self.idle_seconds += max(0.0, now - self._free_at)
+        self._free_at = max(now, self._free_at) + self._step_seconds
+        return _StepOfDevice(sevens(plan), self._free_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepOfDevice:
+    sampled: Mapping[str, Sampled]
+    ends_at: float  # as time.perf_counter has it
+
+    def results(self) -> Mapping[str, Sampled]:
+        time.sleep(max(0.0, self.ends_at - time.perf_counter()))
+        return self.sampled
+
+
+def sevens(plan: SchedulerOutput) -> dict[str, Sampled]:
+    return {share.request.request_id: (7,) for share in plan.scheduled if share.samples}
+
+
 @click.command()
 @click.option("--running", multiple=True, type=click.IntRange(1, 4096), default=(32, 256), help="May be repeated.")
 @click.option("--waiting", multiple=True, type=click.IntRange(0, 1_000_000), default=(0, 1_000, 100_000))
+@click.option(
+    "--device-ms",
+    type=click.FloatRange(0.1, 1000.0),
+    default=5.0,
+    show_default=True,
+    help="What a step takes on the simulated device.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON line a measurement, no table.")
-def scheduler(running: tuple[int, ...], waiting: tuple[int, ...], as_json: bool) -> None:
+def scheduler(running: tuple[int, ...], waiting: tuple[int, ...], device_ms: float, as_json: bool) -> None:
     """CPU time of a decoding step without the model: scheduling, blocks, accounts, and what becomes of each token.
+
+    And the part of its time that a device would wait for that, with steps in turn and planned ahead: a simulated one,
+    whose steps are launched for nothing.
 
     \b
     Example:
       scripts/bench scheduler --running 32 --waiting 0 --waiting 100000
     """
-    costs = [_measure(one, others) for one in running for others in waiting]
+    costs = [_measure(one, others, device_ms) for one in running for others in waiting]
     if as_json:
         for cost in costs:
             print(json.dumps(asdict(cost)))
         return
-    table = Table("running", "waiting", "CPU ms a step", "goal")
+    table = Table("running", "waiting", "CPU ms a step", "goal", "device idle", "planned ahead")
     for cost in costs:
         goal = "" if cost.goal_ms is None else f"{cost.goal_ms}"
-        table.add_row(f"{cost.running}", f"{cost.waiting:,}", f"{cost.ms:.3f}", goal)
+        idle = (f"{cost.idle_in_turn:.1%}", f"{cost.idle_ahead:.1%}")
+        table.add_row(f"{cost.running}", f"{cost.waiting:,}", f"{cost.ms:.3f}", goal, *idle)
     console = Console()
     console.print(table)
-    console.print(f"median of {STEPS} steps; {platform.machine()}, Python {platform.python_version()}")
-
-
-def _measure(running: int, waiting: int) -> StepCost:
-    """Step until all of `running` decode, then time steps in which `waiting` others stand behind them."""
-    config = EngineConfig(
-        num_blocks=running * MAX_TOKENS // 16,
-        max_model_len=MAX_TOKENS,
-        max_num_seqs=running,
-        token_budget=max(512, running),
+    console.print(
+        f"median of {STEPS} steps; device: simulated, {device_ms:g} ms a step; "
+        f"{platform.machine()}, Python {platform.python_version()}"
     )
+
+
+def _measure(running: int, waiting: int, device_ms: float) -> StepCost:
+    idle = [_idle_share(running, waiting, device_ms / 1e3, ahead) for ahead in (False, True)]
+    return StepCost(running, waiting, _step_ms(running, waiting), GOAL_MS.get(running), device_ms, *idle)
+
+
+def _step_ms(running: int, waiting: int) -> float:
+    """Return the median CPU time of a step, in ms."""
     runner = NoModel()
-    engine = Engine(config, runner, MODEL, Detokenizer(lambda token_ids: ""))
-    params = SamplingParams(max_tokens=MAX_TOKENS - PROMPT_TOKENS, ignore_eos=True)
-    prompts = [[index % 90 + 1] * PROMPT_TOKENS for index in range(running)]
-    for index in range(running + waiting):
-        engine.add(str(index), prompts[index] if index < running else [5, 6, 7], params)
-    while any(request.num_output_tokens == 0 for request in engine.scheduler.running) or (
-        len(engine.scheduler.running) < running
-    ):
-        engine.step()
+    engine = _decoding(runner, running, waiting)
     times = []
     for _ in range(STEPS):
         begun, others = time.thread_time(), runner.seconds
         engine.step()
         times.append(time.thread_time() - begun - (runner.seconds - others))
-    return StepCost(running, waiting, 1e3 * median(times), GOAL_MS.get(running))
+    return 1e3 * median(times)
+
+
+def _idle_share(running: int, waiting: int, step_seconds: float, async_scheduling: bool) -> float:
+    """Return the part of the time that the device had nothing to do."""
+    device = SimulatedDevice(step_seconds)
+    engine = _decoding(device, running, waiting, async_scheduling=async_scheduling)
+    begun, device.idle_seconds = time.perf_counter(), 0.0
+    for _ in range(STEPS):
+        engine.step()
+    return device.idle_seconds / (time.perf_counter() - begun)
+
+
+def _decoding(runner: Runner, running: int, waiting: int, *, async_scheduling: bool = False) -> Engine:
+    """Return an engine in which `running` requests decode and `waiting` others stand behind them."""
+    config = EngineConfig(
+        num_blocks=running * MAX_TOKENS // 16,
+        max_model_len=MAX_TOKENS,
+        max_num_seqs=running,
+        token_budget=max(512, running),
+        async_scheduling=async_scheduling,
+    )
+    engine = Engine(config, runner, MODEL, Detokenizer(lambda token_ids: ""))
+    params = SamplingParams(max_tokens=MAX_TOKENS - PROMPT_TOKENS, ignore_eos=True)
+    prompts = [[index % 90 + 1] * PROMPT_TOKENS for index in range(running)]
+    for index in range(running + waiting):
+        engine.add(str(index), prompts[index] if index < running else [5, 6, 7], params)
+    while any(request.num_output_tokens == 0 for request in engine.lineup.running) or (
+        len(engine.lineup.running) < running
+    ):
+        engine.step()
+    return engine

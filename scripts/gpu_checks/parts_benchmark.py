@@ -21,6 +21,7 @@ from engine.step_plan import ScheduledRequest, SchedulerOutput
 from kernels import ops
 from kernels.draws import Draws
 from scripts.gpu_checks.benchmark import BLOCK_SIZE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, time_ms
+from scripts.gpu_checks.steps_benchmark import measure_steps
 
 ROWS = 32
 HIDDEN, INTERMEDIATE, EPS = 4096, 14_336, 1e-5  # an 8B model's
@@ -52,7 +53,8 @@ def measure_parts(device: torch.device) -> dict[str, dict[str, float]]:
     """Return the figures; times in ms."""
     with torch.inference_mode():
         return {pair.name: _compared(time_ms(pair.ours), time_ms(pair.theirs)) for pair in pairs(device)} | {
-            "decode_step": _decode_step(device)
+            "decode_step": _decode_step(_step_model(device)),
+            "engine_step": measure_steps(_step_model(device)),
         }
 
 
@@ -121,20 +123,24 @@ def draw_by_sort(logits: Tensor, draws: Draws) -> Tensor:
     return token_ids.gather(1, places).squeeze(1)
 
 
-def _decode_step(device: torch.device) -> dict[str, float]:
-    """One step of a few decodes, sampling included, by a graph and without."""
+def _step_model(device: torch.device) -> PagedModel:
     torch.manual_seed(0)
     with device:
         model = AutoModelForCausalLM.from_config(STEP_MODEL, dtype=torch.bfloat16)
     paged = PagedModel(model)
     fuse(model, Numerics())
     fuse_layers(paged)
+    return paged
+
+
+def _decode_step(paged: PagedModel) -> dict[str, float]:
+    """One step of a few decodes, sampling included, by a graph and without."""
     blocks_each = -(-STEP_CONTEXT // BLOCK_SIZE)
     plan = decode_plan(STEP_REQUESTS, STEP_CONTEXT)
     times = []
     for cuda_graphs in (True, False):
         runner = ModelRunner(paged, STEP_REQUESTS * blocks_each, BLOCK_SIZE, cuda_graphs=cuda_graphs)
-        times.append(time_ms(lambda runner=runner: runner.run(plan)))  # type: ignore[misc]
+        times.append(time_ms(lambda runner=runner: runner.launch(plan).results()))  # type: ignore[misc]
     return _compared(*times)
 
 

@@ -16,7 +16,7 @@ from engine.offload_policy import CopyTime
 from engine.offloading import Transfer
 from engine.request import FinishReason, Request, RequestError, RequestFigures, SamplingParams
 from engine.speculation.speculator import Drafter, Speculator
-from engine.step_plan import Drafts, Sampled, ScheduledRequest, SchedulerOutput
+from engine.step_plan import Computed, Drafts, Launched, Sampled, ScheduledRequest, SchedulerOutput
 
 VOCAB_SIZE = 32
 EOS = 0
@@ -41,6 +41,13 @@ class FakeClock:
         return self.now
 
 
+class FailedLate:
+    """A step that a device computed, or did not: it raises when it is waited for."""
+
+    def results(self) -> Mapping[str, Sampled]:
+        raise FakeDeviceError
+
+
 @dataclass
 class FakeRunner:
     """Writes token ids into slots by block table; the next token is a hash of what it reads back through the tables.
@@ -57,14 +64,24 @@ class FakeRunner:
     host: dict[int, list[int | None]] = field(default_factory=dict)  # content of the host's slots
     copy_times: list[CopyTime] = field(default_factory=list)  # to be told after the next step
     num_failures: int = 0  # steps to come that raise
+    num_late_failures: int = 0  # steps to come that are computed, and raise when their results are asked for
     fails_on: Callable[[SchedulerOutput], Exception | None] = lambda plan: None  # what a step raises
     probe_fails: bool = False
     on_run: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.slots = [UNWRITTEN] * (self.config.num_blocks * self.config.block_size)
+        self._latest: dict[str, Sampled] = {}
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
+    def launch(self, plan: SchedulerOutput) -> Launched:
+        """Run a step; one that is to fail late says so when its results are asked for."""
+        results = self._latest = self._run(plan)
+        if self.num_late_failures:
+            self.num_late_failures -= 1
+            return FailedLate()
+        return Computed(results)
+
+    def _run(self, plan: SchedulerOutput) -> dict[str, Sampled]:
         self.plans.append(plan)
         self.on_run()
         for transfer in plan.transfers:
@@ -85,6 +102,12 @@ class FakeRunner:
             elif share.samples:
                 results[share.request.request_id] = self._accepted(finite, share)
         return results
+
+    def spoil(self, block_id: int, request: Request) -> None:
+        """Make what a block holds not finite, and the latest step fail for a request, as faulty memory would."""
+        size = self.config.block_size
+        self.slots[block_id * size : (block_id + 1) * size] = [None] * size
+        self._latest[request.request_id] = RequestError("numerical_error", "not finite")
 
     def probe(self) -> None:
         if self.probe_fails:
@@ -123,7 +146,10 @@ class FakeRunner:
     def _write(self, share: ScheduledRequest) -> None:
         start = share.num_computed_tokens
         stop = start + share.num_scheduled_tokens
-        token_ids = [*share.request.token_ids[start : stop - len(share.draft)], *share.draft]
+        token_ids = share.token_ids
+        if share.has_pending_token:
+            latest = self._latest[share.request.request_id]
+            token_ids[-1] = 0 if isinstance(latest, RequestError) else latest[-1]
         groups = range(len(self.config.windows))
         seen = [slot for g in groups for slot in self._slots_of(share, g, range(self._first_read(share, g), start))]
         finite = NAN_TOKEN not in token_ids and all(self.slots[slot] is not None for slot in seen)
@@ -288,7 +314,7 @@ class Harness:
 
     def step(self) -> list[Request]:
         finished = self.engine.step()
-        self.engine.scheduler.check_integrity()
+        self.engine.lineup.check_integrity()
         return finished
 
     def run(self, max_steps: int = 2000) -> dict[str, Request]:
@@ -298,7 +324,7 @@ class Harness:
             if not self.engine.has_work:
                 return finished
             finished |= {request.request_id: request for request in self.step()}
-        raise AssertionError(f"unfinished after {max_steps} steps: {sorted(self.engine.scheduler.unfinished)}")
+        raise AssertionError(f"unfinished after {max_steps} steps: {sorted(self.engine.lineup.unfinished)}")
 
     def assert_idle(self) -> None:
         """Every block is back and nothing waits."""

@@ -25,7 +25,7 @@ def test_abort_of_a_waiting_request() -> None:
     assert aborted is not None
     assert (aborted.state, aborted.finish_reason) == (RequestState.FINISHED, FinishReason.CANCELLED)
     assert aborted.figures.finished_at == harness.clock.now
-    harness.engine.scheduler.check_integrity()
+    harness.engine.lineup.check_integrity()
     assert list(harness.run()) == ["a", "c"]
     assert_as_alone(running)
     assert_as_alone(last)
@@ -38,7 +38,7 @@ def test_abort_of_a_running_request_keeps_its_output_and_frees_its_blocks() -> N
     for _ in range(3):
         harness.step()
     assert harness.engine.abort("a") is aborted
-    harness.engine.scheduler.check_integrity()
+    harness.engine.lineup.check_integrity()
     assert aborted.num_output_tokens == 3
     assert aborted.block_tables == []
     harness.run()
@@ -51,7 +51,7 @@ def test_abort_in_the_middle_of_a_prefill() -> None:
     harness.add("a", range(1, 20), LONG)
     harness.step()
     harness.engine.abort("a")
-    harness.engine.scheduler.check_integrity()
+    harness.engine.lineup.check_integrity()
     again = harness.add("a", range(1, 20), LONG)  # the id is free again
     harness.step()
     assert again.figures.prefix_hit_tokens == 8
@@ -66,7 +66,7 @@ def test_abort_of_a_preempted_request() -> None:
     while not newest.figures.preemptions:
         harness.step()
     assert harness.engine.abort("b") is newest
-    harness.engine.scheduler.check_integrity()
+    harness.engine.lineup.check_integrity()
     assert list(harness.run()) == ["a"]
 
 
@@ -85,7 +85,7 @@ def test_same_id_while_an_aborted_one_is_still_in_the_queue() -> None:
     harness.step()
     harness.engine.abort("a")
     again = harness.add("a", [3], LONG)
-    harness.engine.scheduler.check_integrity()
+    harness.engine.lineup.check_integrity()
     assert list(harness.run()) == ["first", "a"]
     assert_as_alone(again)
 
@@ -111,7 +111,7 @@ def test_request_that_never_fits_harms_nobody(prompt: list[int], max_tokens: int
         harness.add("bad", prompt, SamplingParams(max_tokens=max_tokens))
     assert raised.value.code == code
     assert "\n" not in str(raised.value)
-    assert list(harness.engine.scheduler.unfinished) == ["other"]
+    assert list(harness.engine.lineup.unfinished) == ["other"]
     harness.run()
     assert_as_alone(other)
 

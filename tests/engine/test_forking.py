@@ -142,7 +142,7 @@ def test_one_is_aborted(num_steps: int, victim: int) -> None:
     for _ in range(num_steps):
         harness.step()
     assert harness.engine.abort(group[victim].request_id) is group[victim]
-    harness.engine.scheduler.check_integrity()
+    harness.engine.lineup.check_integrity()
     harness.run()
     for request in group:
         if request is not group[victim]:
@@ -159,7 +159,7 @@ def test_all_are_aborted(num_steps: int) -> None:
         harness.step()
     for request in group:
         harness.engine.abort(request.request_id)
-        harness.engine.scheduler.check_integrity()
+        harness.engine.lineup.check_integrity()
     assert not harness.engine.has_work
     harness.assert_idle()
 

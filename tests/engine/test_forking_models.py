@@ -30,7 +30,7 @@ def test_each_output_is_what_its_seed_gives_alone(llama: LoadedModel, num_prompt
     group = engine.add_group("g", prompt, [Output(each) for each in params])
     while engine.has_work:
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
     for request, each in zip(group, params, strict=True):
         alone_engine = make_engine(llama)
         alone = alone_engine.add("alone", prompt, each)

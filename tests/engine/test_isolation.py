@@ -1,6 +1,6 @@
 """One request's bad numbers and failing grammars end it alone: its neighbours keep every bit of their outputs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.request import FinishReason, Request, RequestError, SamplingParams
 from engine.sampler import sample
-from engine.step_plan import Sampled, SchedulerOutput
+from engine.step_plan import Launched, SchedulerOutput
 from tests.engine.fakes import make_request
 from tests.engine.tiny_configs import SERVED, VOCAB_SIZE
 from tests.engine.tiny_models import load, make_engine, random_model
@@ -68,11 +68,11 @@ def generate(
     """Run a batch of five, of which the third is told to fail after three tokens; that one comes first."""
     engine = make_engine(loaded, token_budget=64)
     plans: list[SchedulerOutput] = []
-    run_step, forward = ModelRunner.run, loaded.model.forward
+    launch, forward = ModelRunner.launch, loaded.model.forward
 
-    def run_noted(runner: ModelRunner, plan: SchedulerOutput) -> Mapping[str, Sampled]:
+    def launch_noted(runner: ModelRunner, plan: SchedulerOutput) -> Launched:
         plans.append(plan)
-        return run_step(runner, plan)
+        return launch(runner, plan)
 
     def forward_spoilt(*arguments: object) -> Tensor:
         logits = forward(*arguments)  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def generate(
 
     requests = []
     with monkeypatch.context() as patched:
-        patched.setattr(ModelRunner, "run", run_noted)
+        patched.setattr(ModelRunner, "launch", launch_noted)
         patched.setattr(loaded.model, "forward", forward_spoilt)
         for index in range(5):
             params = SamplingParams(
@@ -95,7 +95,7 @@ def generate(
             )
         while engine.has_work:
             engine.step()
-            engine.scheduler.check_integrity()
+            engine.lineup.check_integrity()
     bad = requests.pop(2)
     return [bad, *requests]
 

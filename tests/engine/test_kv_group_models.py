@@ -144,7 +144,7 @@ def test_forks_are_what_their_seeds_give_alone(mixed: Mixed) -> None:
     group = engine.add_group("g", prompt, [Output(each) for each in params])
     while engine.has_work:
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
     for request, each in zip(group, params, strict=True):
         alone_engine = make_engine(mixed.loaded)
         alone = alone_engine.add("alone", prompt, each)

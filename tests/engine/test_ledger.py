@@ -102,7 +102,7 @@ def test_prefix_hits_after_a_preemption_are_not_recomputed() -> None:
     harness, oracle = make_timed_harness()
     request = add(harness, oracle, "a", *range(1, 11))
     harness.step()
-    harness.engine.scheduler.set_apart([])
+    harness.engine.lineup.set_apart([])
     harness.step()
     assert request.figures.recomputed_tokens == 2  # eight of its ten are in full blocks
     harness.run()

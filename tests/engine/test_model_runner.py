@@ -37,7 +37,7 @@ def expected(loaded: LoadedModel) -> list[list[int]]:
 def step_all(engine: Engine) -> None:
     while engine.has_work:
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
 
 
 @pytest.mark.parametrize("token_budget", [8, 512])

@@ -44,7 +44,7 @@ def check(request: Request, model: PreTrainedModel) -> None:
 def finish(engine: Engine) -> None:
     while engine.has_work:
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +93,9 @@ def test_the_first_of_several_outputs_asks(llama: LoadedModel, model: PreTrained
         if not engine.has_work:
             break
         if num_steps in (2, 6):  # within the prompt, and behind it
-            engine.scheduler.restart()
+            engine.lineup.restart()
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
     check(first, model)
     assert second.output_token_ids == first.output_token_ids
 

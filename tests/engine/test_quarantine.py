@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.engine import CALM_STEPS
 from engine.quarantine import DeviceOutOfMemory, EngineBroken
+from engine.recovering import CALM_STEPS
 from engine.request import Request, SamplingParams
 from engine.step_plan import SchedulerOutput
 from tests.engine.fakes import FakeDeviceError, Harness, assert_as_alone, make_harness
@@ -57,7 +57,7 @@ def test_culprit_of_eight_costs_a_few_steps() -> None:
     add_requests(harness, 8)
     poisoned(harness, "5")
     failed_before = 0
-    while "5" in harness.engine.scheduler.unfinished:
+    while "5" in harness.engine.lineup.unfinished:
         harness.step()
         failed_before += 1
     assert failed_before <= 8  # halves of 8: at most four that fail, and the sound halves between them
@@ -103,7 +103,7 @@ def test_model_that_fails_on_anything_is_the_engines_end() -> None:
     harness.runner.probe_fails = True
     with pytest.raises(EngineBroken, match="the model fails on any step"):
         harness.engine.step()
-    assert {request.request_id for request in requests} == set(harness.engine.scheduler.unfinished)
+    assert {request.request_id for request in requests} == set(harness.engine.lineup.unfinished)
 
 
 # --- memory ---

@@ -241,7 +241,7 @@ class NeverWalked(deque[Request]):
 
 def test_nothing_walks_through_the_waiting() -> None:
     harness = make_harness(num_blocks=5, max_num_seqs=3)
-    harness.engine.scheduler._waiting = NeverWalked()
+    harness.engine.lineup._waiting = NeverWalked()
     for index in range(9):
         harness.add(str(index), range(index, index + 7), LONG)
     harness.engine.abort("5")

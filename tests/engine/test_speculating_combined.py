@@ -146,7 +146,7 @@ class Runs:
             requests += engine.add_group(str(index), prompt, wanted)
         while engine.has_work:
             engine.step()
-            engine.scheduler.check_integrity()
+            engine.lineup.check_integrity()
         assert engine.status().blocks_held == 0
         assert not any(request.error for request in requests)
         return requests

@@ -17,7 +17,7 @@ from engine.request import Request, SamplingParams
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculator import Speculator
-from engine.speculation.verifying import sample_shares
+from engine.speculation.verifying import sample_drafts
 from engine.step_plan import Drafts, ScheduledRequest
 from tests.engine.fakes import EagerSpeculation, make_request
 from tests.engine.tiny_configs import SERVED, VOCAB_SIZE
@@ -62,7 +62,7 @@ def generate(
     ]
     while engine.has_work:
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
         if isinstance(speculator, EagerSpeculation) and isinstance(speculator.drafter, DraftModel):
             speculator.drafter.check_integrity()
     assert engine.status().blocks_held == 0
@@ -241,7 +241,7 @@ def test_distribution_is_the_models() -> None:
     rows = torch.randn(3, vocab_size, generator=generator)
     requests = [make_request([1], seed=seed, temperature=1.0, ignore_eos=True) for seed in range(number)]
     shares = [ScheduledRequest(request, 0, 3, draft) for request in requests]
-    results = [result for result in sample_shares(rows.repeat(number, 1), shares) if isinstance(result, tuple)]
+    results = [result for result in sample_drafts(rows.repeat(number, 1), shares) if isinstance(result, tuple)]
     assert len(results) == number
     assert all(request.token_ids == [1] for request in requests)
     for place in range(2):

@@ -114,28 +114,29 @@ class CountingCapture:
         return counted
 
 
-def engine_with(loaded: LoadedModel, capture: Capture) -> tuple[Engine, ModelRunner]:
+def engine_with(loaded: LoadedModel, capture: Capture, **changes: Any) -> tuple[Engine, ModelRunner]:
     """Return an engine whose cache has one block more than it knows of, poisoned, and its runner."""
-    config = make_config(loaded)
+    config = make_config(loaded, **changes)
     runner = ModelRunner(loaded.model, config.num_blocks + 1, config.block_size, cuda_graphs=False)
     runner.graphs = DecodeGraphs(loaded.model, runner.cache, config.num_blocks, capture)
     return Engine(config, runner, loaded.identity, Detokenizer(lambda token_ids: "")), runner
 
 
-def test_steps_by_graphs_answer_as_those_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_steps_by_graphs_answer_as_those_without(tmp_path: Path, async_scheduling: bool) -> None:
     """Three requests are filled up to four, then two remain, and one."""
     loaded = load(tmp_path, num_hidden_layers=1)
     lengths = (3, 6, 8)
     expected = [generate(model_of(num_hidden_layers=1), prompt, n) for prompt, n in zip(PROMPTS, lengths, strict=False)]
     capture = CountingCapture()
-    engine, runner = engine_with(loaded, capture)
+    engine, runner = engine_with(loaded, capture, async_scheduling=async_scheduling)
     requests = [
         engine.add(str(n), prompt, SamplingParams(max_tokens=n, ignore_eos=True))
         for prompt, n in zip(PROMPTS, lengths, strict=False)
     ]
     while engine.has_work:
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
     assert outputs_of(requests) == expected
     assert (capture.num_graphs, capture.num_replays) == (3, 7)  # each token but the first ones, in a step
     key_cache, _ = runner.cache.layers[0]

@@ -72,7 +72,7 @@ def run(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> li
     requests = [engine.add(str(index), prompt, params) for index, prompt in enumerate(prompts)]
     while engine.has_work:
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
     return requests
 
 

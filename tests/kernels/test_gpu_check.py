@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from engine.cuda_graphs import bucket_for
+from engine.paged_model import PagedModel
 from kernels import ops, reference
 from kernels.score_rules import ScoreRules
-from scripts.gpu_checks import benchmark, parts_benchmark
+from scripts.gpu_checks import benchmark, parts_benchmark, steps_benchmark
 from scripts.gpu_checks.checks import KERNEL_TESTS, MODELS, check_engine
 from tests.engine.tiny_configs import SERVED
+from tests.engine.tiny_models import random_model
 from tests.kernels.test_triton_interpreter import MODULES as TRITON_MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,3 +100,11 @@ def test_the_timed_step_decodes() -> None:
     blocks = [block for share in plan.scheduled for block in share.request.block_tables[0].block_ids]
     assert len(blocks) == len(set(blocks)) == 12
     assert all(share.samples for share in plan.scheduled)
+
+
+def test_the_timed_steps_are_an_engines() -> None:
+    model = PagedModel(random_model(SERVED["llama"]()))
+    figures = steps_benchmark.measure_steps(model, num_requests=3, output_tokens=6)
+    assert set(figures) == {"ms", "replaced_ms", "idle", "replaced_idle", "speedup"}
+    assert figures["speedup"] == figures["replaced_ms"] / figures["ms"]
+    assert all(0.0 <= figures[name] < 1.0 for name in ("idle", "replaced_idle"))

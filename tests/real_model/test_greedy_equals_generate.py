@@ -116,7 +116,7 @@ def run(engine: Engine, prompts: Sequence[list[int]], *, tenant: str = "") -> li
     requests = [engine.add(str(index), prompt, params, tenant=tenant) for index, prompt in enumerate(prompts)]
     while engine.has_work:
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
     return requests
 
 

@@ -53,7 +53,7 @@ def run(loaded: LoadedModel, prompts: Sequence[list[int]], drafter: Drafter | No
     requests = [engine.add(str(index), prompt, params) for index, prompt in enumerate(prompts)]
     while engine.has_work:
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
     return requests
 
 

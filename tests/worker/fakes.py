@@ -17,7 +17,7 @@ from engine.detokenizing import Detokenizer
 from engine.engine import Engine, ModelIdentity
 from engine.offload_policy import CopyTime
 from engine.speculation.speculator import Speculator
-from engine.step_plan import Sampled, SchedulerOutput
+from engine.step_plan import Computed, Launched, Sampled, SchedulerOutput
 from worker.jobs import PromptJob
 from worker.running.crash_journal import Journal, JournaledRunner, NoJournal
 from worker.running.flow import Flow, ServedModel
@@ -69,6 +69,9 @@ class ScriptedRunner:
     def __post_init__(self) -> None:
         self.may_step.set()
 
+    def launch(self, plan: SchedulerOutput) -> Launched:
+        return Computed(self.run(plan))
+
     def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
         assert self.may_step.wait(WAIT_SECONDS), "the test forgot the model"
         time.sleep(self.step_seconds)
@@ -81,10 +84,11 @@ class ScriptedRunner:
             request = share.request
             prompt = decode(request.token_ids[: request.num_prompt_tokens])
             if share.samples:
-                if not request.num_output_tokens:
+                position = share.num_computed_tokens + share.num_known_tokens - request.num_prompt_tokens
+                if not position:
                     self.generations[prompt] += 1
                     self.order.append(prompt)
-                results[request.request_id] = self._run_of(prompt, request.num_output_tokens, share.draft)
+                results[request.request_id] = self._run_of(prompt, position, share.draft)
         return results
 
     def probe(self) -> None:

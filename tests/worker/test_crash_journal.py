@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.offload_policy import CopyTime
-from engine.step_plan import Sampled, SchedulerOutput
+from engine.step_plan import Computed, Launched, SchedulerOutput
 from tests.worker.test_parts import ROOT
 from worker.queue.crashes import CrashKind
 from worker.queue.suspects import DeadWorker
@@ -200,9 +200,9 @@ def test_runner_notes_a_step_before_it_runs(tmp_path: Path) -> None:
             noted.append("noted")
 
     class Runner:
-        def run(self, plan: SchedulerOutput) -> dict[str, Sampled]:
+        def launch(self, plan: SchedulerOutput) -> Launched:
             noted.append("run")
-            return {}
+            return Computed({})
 
         def take_copy_times(self) -> tuple[CopyTime, ...]:
             return ()
@@ -214,7 +214,7 @@ def test_runner_notes_a_step_before_it_runs(tmp_path: Path) -> None:
             noted.append("probe")
 
     runner = JournaledRunner(Runner(), Journal())
-    runner.run(SchedulerOutput((), 0, ()))
+    runner.launch(SchedulerOutput((), 0, ()))
     runner.scrub([])
     runner.probe()
     assert noted == ["noted", "run", "scrub", "probe"]

@@ -48,7 +48,7 @@ def run(engine: Engine) -> list[Request]:
     requests = add_all(engine)
     while engine.has_work:
         engine.step()
-        engine.scheduler.check_integrity()
+        engine.lineup.check_integrity()
     return requests
 
 

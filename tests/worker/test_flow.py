@@ -1,6 +1,7 @@
 """The flow of jobs through a worker: from the queue through the engine to SQL, and back to the queue."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,18 @@ from worker.records import AttemptState, JobState
 from worker.sql.store import JobStore
 
 
-def test_two_hundred_jobs_over_two_queues(queue_connection: redis.Redis, store: JobStore) -> None:
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_two_hundred_jobs_over_two_queues(
+    queue_connection: redis.Redis, store: JobStore, async_scheduling: bool
+) -> None:
     """Every job ends once, in SQL and in Redis; the first queue goes first, and each keeps its order."""
     low = submit(queue_connection, [f"low {number}" for number in range(100)], queue="low")
     high = submit(queue_connection, [f"high {number}" for number in range(100)], queue="high")
     runner = ScriptedRunner()
-    flow = make_flow(queue_connection, store, runner, queues=("high", "low"), lower_queue_share=0.0, max_jobs=16)
+    config = replace(CONFIG, async_scheduling=async_scheduling)
+    flow = make_flow(
+        queue_connection, store, runner, config=config, queues=("high", "low"), lower_queue_share=0.0, max_jobs=16
+    )
     flow.run(burst=True)
 
     expected = [f"{queue} {number}" for queue in ("high", "low") for number in range(100)]

@@ -1,6 +1,6 @@
 """How large an engine is made: blocks for what memory there is, by its model's windows, and a draft model's part."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -99,3 +99,11 @@ def test_a_draft_models_cache_has_no_second_tier() -> None:
 def test_too_little_is_refused(draft: Sized | None, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         config_of(UNIFORM, draft, **changes)
+
+
+@pytest.mark.parametrize(
+    ("device", "setting", "expected"), [("cpu", True, False), ("cuda", True, True), ("cuda", False, False)]
+)
+def test_steps_are_planned_ahead_on_a_gpu(device: str, setting: bool, expected: bool) -> None:
+    model = replace(UNIFORM, device=torch.device(device))
+    assert config_of(model, async_scheduling=setting).async_scheduling is expected

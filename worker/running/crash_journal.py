@@ -25,7 +25,7 @@ from typing import Any, Protocol, Self
 from engine.engine import Runner
 from engine.forking import prompt_id_of
 from engine.offload_policy import CopyTime
-from engine.step_plan import Sampled, SchedulerOutput
+from engine.step_plan import Launched, SchedulerOutput
 from worker.queue.crashes import CrashKind
 from worker.queue.embedded_supervisor import try_lock
 from worker.queue.suspects import DeadWorker
@@ -180,14 +180,17 @@ class JournaledRunner:
     def __init__(self, runner: Runner, journal: Journal) -> None:
         self._runner = runner
         self._journal = journal
+        self._progress: Mapping[str, int] = {}  # of the step launched last
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
+    def launch(self, plan: SchedulerOutput) -> Launched:
         progress: dict[str, int] = {}  # of a job with several outputs, all their tokens
-        for share in plan.scheduled:
-            execution_id = prompt_id_of(share.request.request_id)
-            progress[execution_id] = progress.get(execution_id, 0) + share.request.num_output_tokens
-        self._journal.note_step(progress)
-        return self._runner.run(plan)
+        for request in plan.requests:
+            execution_id = prompt_id_of(request.request_id)
+            progress[execution_id] = progress.get(execution_id, 0) + request.num_output_tokens
+        # The step that another one is ahead of is under way: those that are in the former alone take part too.
+        self._journal.note_step({**self._progress, **progress} if plan.is_ahead else progress)
+        self._progress = progress
+        return self._runner.launch(plan)
 
     def take_copy_times(self) -> Sequence[CopyTime]:
         return self._runner.take_copy_times()

@@ -1,6 +1,6 @@
 """A model runner that fails on purpose, in the steps that its failpoints ask for. No production worker has one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -9,7 +9,7 @@ from engine.model_runner import ModelRunner
 from engine.offload_policy import CopyTime
 from engine.quarantine import DeviceOutOfMemory
 from engine.request import Request
-from engine.step_plan import Sampled, SchedulerOutput
+from engine.step_plan import Launched, SchedulerOutput
 from worker.running.failpoints import Action, Failpoints, Fault, Point
 
 
@@ -23,12 +23,12 @@ class FailingRunner:
         self._markers: dict[str, frozenset[str]] = {}  # by request id, of the requests of the last step
         self._failpoints = Failpoints(faults, {Action.OOM: self._run_out_of_memory, Action.NAN: self._write_nan})
 
-    def run(self, plan: SchedulerOutput) -> Mapping[str, Sampled]:
+    def launch(self, plan: SchedulerOutput) -> Launched:
         self._plan = plan
         requests = [share.request for share in plan.scheduled]
         self._markers = {request.request_id: self._find_markers(request) for request in requests}
         self._failpoints.reach(Point.IN_STEP, frozenset().union(*self._markers.values()))
-        return self._runner.run(plan)
+        return self._runner.launch(plan)
 
     def probe(self) -> None:
         """Fail as a step would in which no prompt has a marker."""

@@ -45,6 +45,8 @@ def engine_config(settings: Settings, model: PagedModel, draft: PagedModel | Non
             enable_prefix_caching=settings.enable_prefix_caching,
             windows=model.windows,
             num_host_blocks=settings.kv_offload_bytes // bytes_per_block,
+            # On a CPU planning and computing take turns anyway, on the same cores.
+            async_scheduling=settings.async_scheduling and model.device.type != "cpu",
         )
     except ValueError as error:
         raise ConfigurationError(str(error)) from error

@@ -1,0 +1,37 @@
+"""Small tensors between host and device, in the order of the device's work but without waiting for it.
+
+On a CPU nothing is copied that need not be. On a GPU both ways go through pinned memory: a copy from or to other memory
+would wait for all the work that is queued before it, the step under way with it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def to_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return values as a tensor on the device, [len(values)]."""
+    host = torch.tensor(values, dtype=dtype)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
+class HostCopies:
+    """Tensors of one device on their way to the host, from where the device's work stands now."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._ended: torch.cuda.Event | None = None
+        if not any(tensor.is_cuda for tensor in tensors):
+            self._copies = tensors
+            return
+        self._copies = tuple(torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors)
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        self._ended = torch.cuda.Event()
+        self._ended.record()
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """Return them on the host."""
+        if self._ended is not None:
+            self._ended.synchronize()
+        return self._copies
