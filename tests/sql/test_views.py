@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 from sqlalchemy import Engine, func, inspect, select, text, update
 
 from tests.sql.builders import after, claim_of, outcome_of, stats_of, worker_of
+from tests.sql.history import NOW, write_history
 from worker.errors import ConfigurationError
 from worker.records import AttemptState
 from worker.sql import schema
 from worker.sql.database import open_database, reading, writing
-from worker.sql.reporting import ReportFilter, Reports
+from worker.sql.reporting import Dimension, ReportFilter, Reports
 from worker.sql.rollups.rolling import Roller
 from worker.sql.store import JobStore
 from worker.sql.tables import AttemptRow, HourlyTotalsRow, WorkerRow
@@ -46,12 +48,30 @@ def test_document_names_exactly_the_columns(database: Engine) -> None:
             assert documented[name] == [column["name"] for column in inspector.get_columns(name)], name
 
 
+def examples() -> list[str]:
+    """Return the queries of the document."""
+    blocks = re.findall(r"^```sql\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return [query.rstrip(";") for block in blocks for query in block.strip().split(";\n")]
+
+
 def test_examples_of_the_document_run(database: Engine) -> None:
-    (block,) = re.findall(r"^```sql\n(.*?)^```", DOCUMENT.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    if database.dialect.name == "postgresql":
-        block = block.replace("datetime('now', '-1 day')", "now() - interval '1 day'")
-    for query in block.strip().split(";\n"):
-        assert rows(database, query.rstrip(";")) == []
+    for query in examples():
+        if database.dialect.name == "postgresql":
+            query = query.replace("datetime('now', '-1 day')", "now() - interval '1 day'")
+        assert rows(database, query) == []
+
+
+def test_percentiles_of_the_document_are_those_of_the_report(database: Engine, store: JobStore) -> None:
+    write_history(store, database)
+    (query,) = [query for query in examples() if "FROM histograms" in query]
+    now = NOW.replace(hour=0, minute=30)  # whole days are all that is rolled up
+    Roller(database, now=lambda: now).run()
+    reported = Reports(database, exact_jobs=0).latency(
+        ReportFilter(until=now - timedelta(minutes=30)), (Dimension.QUEUE,)
+    )
+    expected = {row.group[0]: row.p99 for row in reported if row.metric == "ttft_ms"}
+    assert len(expected) == 2
+    assert {row["queue"]: float(row["p99_ms"]) for row in rows(database, query)} == pytest.approx(expected)
 
 
 @pytest.fixture
