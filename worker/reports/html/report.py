@@ -22,8 +22,9 @@ from worker.reports.kinds import (
     Kind,
     unknown_to,
 )
+from worker.reports.timeline import timeline_over
 from worker.reports.units import Unit, compact, readable
-from worker.sql.reporting import CostsRow, Dimension, ReportFilter, Reports, SlowJob, TotalsRow
+from worker.sql.reporting import Bucket, CostsRow, Dimension, ReportFilter, Reports, SlowJob, TotalsRow
 from worker.sql.reporting.asked_once import AskedOnce
 
 SLOWEST = 25  # jobs
@@ -44,7 +45,7 @@ AFTER_LATENCY = 2
 
 def whole_page(reports: Reports, chosen: ReportFilter, made_at: datetime) -> Page:
     """Return everything about the chosen jobs."""
-    reports = AskedOnce(reports)
+    reports = AskedOnce(reports, _step_of)
     told = [(kind, by) for kind, by in CONTENTS if not unknown_to(kind, chosen)]
     sections = [section_of(kind, reports, chosen, by) for kind, by in told]
     sections.insert(AFTER_LATENCY, jobs_section("Slowest jobs", reports.slowest(chosen, SLOWEST)))
@@ -53,7 +54,7 @@ def whole_page(reports: Reports, chosen: ReportFilter, made_at: datetime) -> Pag
 
 def kind_page(kind: Kind, reports: Reports, chosen: ReportFilter, by: By, made_at: datetime) -> Page:
     """Return one report on the chosen jobs."""
-    reports = AskedOnce(reports)
+    reports = AskedOnce(reports, _step_of)
     section = section_of(kind, reports, chosen, by)
     return Page(f"Pagemill: {kind.title.lower()}", words_of(chosen), made_at, _tiles(reports, chosen), (section,))
 
@@ -77,6 +78,10 @@ def words_of(chosen: ReportFilter) -> tuple[str, ...]:
         *(f"{text} {readable(moment, Unit.MOMENT)} UTC" for moment, text in times if moment is not None),
         *(f"{name} {value}" for name in names if (value := getattr(chosen, name)) is not None),
     ) or ("all jobs",)
+
+
+def _step_of(first: datetime, last: datetime) -> Bucket:
+    return Bucket(timeline_over(first, last).step_s)
 
 
 def _tiles(reports: Reports, chosen: ReportFilter) -> tuple[Tile, ...]:

@@ -5,6 +5,7 @@ Percentiles are by nearest rank: the smallest value that at least p percent of t
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby
@@ -26,7 +27,7 @@ from worker.sql.reporting.parts import (
 )
 from worker.sql.reporting.rows import Group
 from worker.sql.rollups.expressions import RELATIVE_ERROR, value_in
-from worker.sql.rollups.sources import batch_figures_of, figures_of, histograms_of
+from worker.sql.rollups.sources import BATCH_FIGURES, batch_figures_of, figures_of, histograms_of
 from worker.sql.tables import JobRow
 
 PERCENTS = (50, 90, 99)
@@ -47,22 +48,86 @@ class Distribution:
     relative_error: float
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """One metric over some jobs: from this, unlike from percentiles, that of more jobs can be added up."""
+
+    jobs: int
+    total: float
+    largest: float
+    buckets: Sequence[tuple[int, int]]  # each bucket, maybe in parts, and how many jobs are in it
+
+    @classmethod
+    def sum_of(cls, parts: Sequence["Counted"]) -> "Counted":
+        """Add up what was counted of jobs that have none in common."""
+        return cls(
+            sum(part.jobs for part in parts),
+            sum(part.total for part in parts),
+            max(part.largest for part in parts),
+            tuple(chain.from_iterable(part.buckets for part in parts)),
+        )
+
+    def distribution(self, group: Group, metric: str) -> Distribution:
+        """Return what it tells; percentiles have the histograms' error."""
+        counts = sorted(self.buckets)
+        ranks = list(accumulate(jobs for _, jobs in counts))
+        # What stands for the highest bucket may exceed the highest value.
+        percentiles = {
+            p: min(value_in(counts[bisect_left(ranks, ranks[-1] * p / 100)][0]), self.largest) for p in PERCENTS
+        }
+        mean = self.total / self.jobs
+        return Distribution(group, metric, self.jobs, mean, self.total, self.largest, percentiles, RELATIVE_ERROR)
+
+
+def count(
+    connection: Connection, metrics: Sequence[str], chosen: ReportFilter, by: Grouping
+) -> dict[tuple[Group, str], Counted]:
+    """Return each metric of each group with its histogram: for few groups, as all buckets of each are fetched."""
+    _make_room(connection)
+    buckets: defaultdict[tuple[Group, str], list[tuple[int, int]]] = defaultdict(list)
+    parts = divide_histograms(connection, chosen, by)
+    for row in connection.execute(statement(histograms_of(metrics), parts, chosen, by)).mappings():
+        buckets[group_values(by, row), row["metric"]].append((row["bucket"], row["jobs"]))
+    sums = _sums(connection, metrics, chosen, by)
+    return {key: Counted(sums[key]["jobs"], sums[key]["total"], sums[key]["largest"], buckets[key]) for key in buckets}
+
+
+def are_exact(connection: Connection, chosen: ReportFilter, by: Grouping, exact_jobs: int) -> bool:
+    """Tell whether `distributions` gives exact percentiles: the rows of all jobs are there, and they are not many."""
+    return not is_purged(connection, _divide(connection, chosen, by)) and _are_few(connection, chosen, exact_jobs)
+
+
 def distributions(
     connection: Connection, metrics: Sequence[str], chosen: ReportFilter, by: Grouping, exact_jobs: int = EXACT_JOBS
 ) -> list[Distribution]:
     """Return what is known of each metric of each group, exactly up to `exact_jobs` jobs."""
-    of_batches = batch_figures_of(metrics)
-    if asks_for_batches(chosen, by):
-        parts = divide(connection, of_batches, chosen, by)
-    else:
-        parts = divide_histograms(connection, chosen, by)
-    if not is_purged(connection, parts) and _are_few(connection, chosen, exact_jobs):
+    if are_exact(connection, chosen, by, exact_jobs):
         return _exact(connection, metrics, chosen, by)
+    _make_room(connection)
+    parts = _divide(connection, chosen, by)
+    if asks_for_batches(chosen, by) and parts.rolled:
+        figures = connection.execute(statement(batch_figures_of(metrics), parts, chosen, by))
+        return _of_batches(figures.mappings(), by)
+    return _from_histograms(connection, metrics, chosen, by, parts)
+
+
+def _divide(connection: Connection, chosen: ReportFilter, by: Grouping) -> Parts:
+    if asks_for_batches(chosen, by):
+        return divide(connection, BATCH_FIGURES, chosen, by)
+    return divide_histograms(connection, chosen, by)
+
+
+def _make_room(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":  # by default it would sort on disk
         connection.execute(text("SET LOCAL work_mem = '64MB'"))
-    if asks_for_batches(chosen, by) and parts.rolled:
-        return _of_batches(connection.execute(statement(of_batches, parts, chosen, by)).mappings(), by)
-    return _from_histograms(connection, metrics, chosen, by, parts)
+
+
+def _sums(
+    connection: Connection, metrics: Sequence[str], chosen: ReportFilter, by: Grouping
+) -> dict[tuple[Group, str], RowMapping]:
+    sums = figures_of(metrics)
+    totals = statement(sums, divide(connection, sums, chosen, by), chosen, by)
+    return {(group_values(by, row), row["metric"]): row for row in connection.execute(totals).mappings()}
 
 
 def _are_few(connection: Connection, chosen: ReportFilter, exact_jobs: int) -> bool:
@@ -94,9 +159,7 @@ def _exact(connection: Connection, metrics: Sequence[str], chosen: ReportFilter,
 def _from_histograms(
     connection: Connection, metrics: Sequence[str], chosen: ReportFilter, by: Grouping, parts: Parts
 ) -> list[Distribution]:
-    sums = figures_of(metrics)
-    totals = statement(sums, divide(connection, sums, chosen, by), chosen, by)
-    exact = {(group_values(by, row), row["metric"]): row for row in connection.execute(totals).mappings()}
+    exact = _sums(connection, metrics, chosen, by)
     found = connection.execute(_ranked_buckets(statement(histograms_of(metrics), parts, chosen, by), by)).mappings()
     distributions = []
     for row in found:
@@ -110,20 +173,15 @@ def _from_histograms(
 def _of_batches(rows: Iterable[RowMapping], by: Grouping) -> list[Distribution]:
     """Add up rows of `BatchFigureSource`, each with a histogram of its own."""
     found = []
-    for _, same in groupby(rows, key=lambda row: (*group_values(by, row), row["metric"])):
-        parts = list(same)
-        summed = {**parts[0], "jobs": sum(row["jobs"] for row in parts), "total": sum(row["total"] for row in parts)}
-        summed["largest"] = max(row["largest"] for row in parts)
-        percentiles = {p: min(value, summed["largest"]) for p, value in _percentiles_of(parts).items()}
-        found.append(_distribution(by, summed, percentiles, RELATIVE_ERROR))
+    for (group, metric), same in groupby(rows, key=lambda row: (group_values(by, row), row["metric"])):
+        counted = [
+            Counted(
+                row["jobs"], row["total"], row["largest"], list(zip(row["buckets"], row["bucket_jobs"], strict=True))
+            )
+            for row in same
+        ]
+        found.append(Counted.sum_of(counted).distribution(group, metric))
     return found
-
-
-def _percentiles_of(histograms: Iterable[RowMapping]) -> dict[int, float]:
-    lists = (zip(row["buckets"], row["bucket_jobs"], strict=True) for row in histograms)
-    counts = sorted(chain.from_iterable(lists))
-    ranks = list(accumulate(jobs for _, jobs in counts))
-    return {p: value_in(counts[bisect_left(ranks, ranks[-1] * p / 100)][0]) for p in PERCENTS}
 
 
 def _ranked_buckets(histograms: Select[Any], by: Grouping) -> Select[Any]:
@@ -144,7 +202,7 @@ def _percentiles(
 
 
 def _distribution(
-    by: Grouping, row: Mapping[Any, Any], percentiles: Mapping[int, float], relative_error: float
+    by: Grouping, row: RowMapping, percentiles: Mapping[int, float], relative_error: float
 ) -> Distribution:
     return Distribution(
         group_values(by, row),

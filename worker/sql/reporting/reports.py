@@ -173,11 +173,14 @@ class Reports:
         self, metrics: Sequence[str], chosen: ReportFilter, by: Grouping
     ) -> list[tuple[tuple[Any, ...], str, figures.Distribution | None]]:
         """Return the metrics of each group in their order; without groups, there are rows for those that no job has."""
-        with reading(self.engine) as connection:
-            found = figures.distributions(connection, metrics, chosen, by, self.exact_jobs)
+        found = self._figures(metrics, chosen, by)
         known = {(of.group, of.metric): of for of in found}
         groups = sorted({of.group for of in found}, key=order_key) if by else [()]
         return [(group, metric, known.get((group, metric))) for group in groups for metric in metrics]
+
+    def _figures(self, metrics: Sequence[str], chosen: ReportFilter, by: Grouping) -> list[figures.Distribution]:
+        with reading(self.engine) as connection:
+            return figures.distributions(connection, metrics, chosen, by, self.exact_jobs)
 
 
 def _failures_by_code(connection: Connection, chosen: ReportFilter) -> dict[str, int]:
