@@ -10,8 +10,6 @@
 #include "matrix.h"
 #include "scores.h"
 
-#define LINE 64 /* bytes of a line of the processor's cache */
-
 /* A step's plan, the same for all layers of one shape of heads and one window. */
 typedef struct {
     int64_t num_tokens, num_tasks, num_members, block_size;
@@ -33,16 +31,6 @@ INLINE void join_values(Workspace *w, const bf16 *group, int c, int64_t dim) {
         for (int i = 0; i < TILE_SIZE / 2; i += 2 * LANES)
             _mm512_storeu_si512(w->values + d * KEY_TILE + c * (TILE_SIZE / 2) + i,
                                 _mm512_loadu_si512(group + d * GROUP + i));
-}
-
-/* Ask for a group that will be wanted a tile later: blocks are too short for the processor to foresee what follows. */
-INLINE void fetch(const Cache *cache, int64_t kv_head, int64_t slot, int64_t dim) {
-    const char *keys = group_at(cache->keys, cache, kv_head, slot, dim);
-    const char *values = group_at(cache->values, cache, kv_head, slot, dim);
-    for (int64_t i = 0; i < GROUP * dim * element_size(cache); i += LINE) {
-        _mm_prefetch(keys + i, _MM_HINT_T0);
-        _mm_prefetch(values + i, _MM_HINT_T0);
-    }
 }
 
 /* Take in a group of keys and values, the c-th of a tile. Returns the keys. */
@@ -84,47 +72,80 @@ INLINE int take_queries(Workspace *w, const Plan *p, const Heads *heads, int64_t
     return row;
 }
 
-/* One KV head of one task: fill the parts of its members. */
-static void attend(const Plan *p, const Heads *heads, const Cache *cache, int64_t task, int64_t kv_head,
-                   const bf16 *query, int64_t query_stride, float *parts, Workspace *w) {
-    const int64_t dim = heads->head_dim, per_head = heads->num_heads / heads->num_kv_heads;
-    const int64_t *blocks = p->blocks + p->task_blocks[task], run_start = p->run_starts[task];
-    const int has_scales = cache->kind != AS_THEY_ARE;
-    const int num_rows = take_queries(w, p, heads, task, kv_head, query, query_stride);
+/* The keys that a task's queries see: of what groups of its run, and where their first tile begins. */
+typedef struct {
+    const int64_t *blocks;
+    int64_t block_size, first_group, last_group, first_start;
+} Span;
+
+INLINE Span span_of(const Plan *p, int64_t task) {
     int64_t first_key = INT64_MAX, stop_key = 0;
-    for (int row = 0; row < num_rows; row++) {
-        first_key = w->first_keys[row] < first_key ? w->first_keys[row] : first_key;
-        stop_key = w->stop_keys[row] > stop_key ? w->stop_keys[row] : stop_key;
+    for (int64_t member = p->task_members[task]; member < p->task_members[task + 1]; member++) {
+        first_key = p->first_keys[member] < first_key ? p->first_keys[member] : first_key;
+        stop_key = p->stop_keys[member] > stop_key ? p->stop_keys[member] : stop_key;
     }
-    const int64_t groups_a_block = p->block_size / GROUP;
-    const int64_t first_group = first_key / GROUP, last_group = (stop_key - 1) / GROUP;
     /* Tiles begin at multiples of their size in the sequence, wherever the run and the first key of these queries are. */
-    for (int64_t start = (run_start + first_key) / KEY_TILE * KEY_TILE - run_start; start < stop_key; start += KEY_TILE) {
+    const int64_t run_start = p->run_starts[task], start = (run_start + first_key) / KEY_TILE * KEY_TILE - run_start;
+    return (Span){p->blocks + p->task_blocks[task], p->block_size, first_key / GROUP, (stop_key - 1) / GROUP, start};
+}
+
+/* The first slot of a group. */
+INLINE int64_t slot_of(const Span *span, int64_t group) {
+    const int64_t a_block = span->block_size / GROUP;
+    return span->blocks[group / a_block] * span->block_size + group % a_block * GROUP;
+}
+
+/* Note what the tile at `start` reads, to be asked for. */
+INLINE void expect(Workspace *w, const Cache *cache, int64_t kv_head, const Span *span, int64_t start, int64_t dim) {
+    w->num_coming = w->num_asked = 0;
+    w->coming_bytes = GROUP * dim * element_size(cache);
+    for (int64_t group = start / GROUP; group < start / GROUP + GROUPS; group++)
+        if (group >= span->first_group && group <= span->last_group) {
+            w->coming[w->num_coming++] = group_at(cache->keys, cache, kv_head, slot_of(span, group), dim);
+            w->coming[w->num_coming++] = group_at(cache->values, cache, kv_head, slot_of(span, group), dim);
+        }
+}
+
+/* Attend to the tile at `start` with all rows of a task that see some of it. */
+INLINE void attend_rows(Workspace *w, const Heads *heads, int num_rows, int64_t start, int64_t run_start,
+                        const bf16 *const keys[GROUPS], int has_scales) {
+    for (int row = 0; row < num_rows; row += 2 * TILE_ROWS) {
+        const int count = num_rows - row < 2 * TILE_ROWS ? num_rows - row : 2 * TILE_ROWS;
+        int is_seen = 0, is_plain = heads->softcap == 0.0f && !heads->slopes && !has_scales;
+        for (int r = row; r < row + count; r++) {
+            is_seen |= w->first_keys[r] < start + KEY_TILE && w->stop_keys[r] > start;
+            is_plain &= w->first_keys[r] <= start && w->stop_keys[r] >= start + KEY_TILE;
+        }
+        if (is_seen && count > TILE_ROWS)
+            attend_tile(w, heads, row, 2, count, start, run_start, keys, is_plain, has_scales);
+        else if (is_seen)
+            attend_tile(w, heads, row, 1, count, start, run_start, keys, is_plain, has_scales);
+    }
+}
+
+/* One unit, a KV head of a task: fill the parts of its members. `next` is the unit that this thread will likely do after it, or
+ * the number of all units. */
+static void attend(const Plan *p, const Heads *heads, const Cache *cache, int64_t unit, int64_t next,
+                   const bf16 *query, int64_t query_stride, float *parts, Workspace *w) {
+    const int64_t dim = heads->head_dim, num_kv_heads = heads->num_kv_heads, per_head = heads->num_heads / num_kv_heads;
+    const int64_t task = unit / num_kv_heads, kv_head = unit % num_kv_heads;
+    const int num_rows = take_queries(w, p, heads, task, kv_head, query, query_stride);
+    const Span span = span_of(p, task);
+    for (int64_t start = span.first_start; start <= span.last_group * GROUP; start += KEY_TILE) {
         const bf16 *keys[GROUPS];
         for (int c = 0; c < GROUPS; c++) {
             /* For what none sees, a group that is seen stands in: no weight of 0 stops another sequence's NaN. */
             int64_t group = start / GROUP + c;
-            group = group < first_group ? first_group : group > last_group ? last_group : group;
-            int64_t slot = blocks[group / groups_a_block] * p->block_size + group % groups_a_block * GROUP;
-            keys[c] = take_group(w, cache, kv_head, slot, c, dim);
-            group = start / GROUP + c + GROUPS;
-            if (group <= last_group) {
-                slot = blocks[group / groups_a_block] * p->block_size + group % groups_a_block * GROUP;
-                fetch(cache, kv_head, slot, dim);
-            }
+            group = group < span.first_group ? span.first_group : group > span.last_group ? span.last_group : group;
+            keys[c] = take_group(w, cache, kv_head, slot_of(&span, group), c, dim);
         }
-        for (int row = 0; row < num_rows; row += 2 * TILE_ROWS) {
-            const int count = num_rows - row < 2 * TILE_ROWS ? num_rows - row : 2 * TILE_ROWS;
-            int is_seen = 0, is_plain = heads->softcap == 0.0f && !heads->slopes && !has_scales;
-            for (int r = row; r < row + count; r++) {
-                is_seen |= w->first_keys[r] < start + KEY_TILE && w->stop_keys[r] > start;
-                is_plain &= w->first_keys[r] <= start && w->stop_keys[r] >= start + KEY_TILE;
-            }
-            if (is_seen && count > TILE_ROWS)
-                attend_tile(w, heads, row, 2, count, start, run_start, keys, is_plain, has_scales);
-            else if (is_seen)
-                attend_tile(w, heads, row, 1, count, start, run_start, keys, is_plain, has_scales);
+        if (start + KEY_TILE <= span.last_group * GROUP)
+            expect(w, cache, kv_head, &span, start + KEY_TILE, dim);
+        else if (next < p->num_tasks * num_kv_heads) {
+            const Span other = span_of(p, next / num_kv_heads);
+            expect(w, cache, next % num_kv_heads, &other, other.first_start, dim);
         }
+        attend_rows(w, heads, num_rows, start, p->run_starts[task], keys, cache->kind != AS_THEY_ARE);
     }
     for (int row = 0; row < num_rows; row++) {
         float *part = parts + ((kv_head * p->num_members + p->task_members[task]) * per_head + row) * (dim + 2);
@@ -168,14 +189,17 @@ INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t head
 /* All of a step's attention in one layer. query: [num_tokens, num_heads, head_dim], tokens query_stride elements apart.
  * parts: room for [num_kv_heads, num_members, num_heads / num_kv_heads, head_dim + 2]. To be called by all threads of a
  * team that has begun tiles; they leave it together. */
-INLINE void attend_all(const Plan *p, const Heads *heads, const Cache *cache, const bf16 *query, int64_t query_stride,
+INLINE void attend_all(Team *team, const Plan *p, const Heads *heads, const Cache *cache, const bf16 *query, int64_t query_stride,
                        float *parts, void *output, const int is_tiled) {
     Workspace w;
+    w.num_coming = w.num_asked = 0;
     if (cache->kind == FP8)
         w.fp8 = fp8_table();
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t unit = 0; unit < p->num_tasks * heads->num_kv_heads; unit++)
-        attend(p, heads, cache, unit / heads->num_kv_heads, unit % heads->num_kv_heads, query, query_stride, parts, &w);
+    const int64_t num_units = p->num_tasks * heads->num_kv_heads;
+    Units units = share_units(team, num_units);
+    for (int64_t unit = take_unit(&units); unit < num_units; unit = take_unit(&units))
+        attend(p, heads, cache, unit, likely_unit(&units), query, query_stride, parts, &w);
+    meet_team(team);
 #pragma omp for schedule(static)
     for (int64_t unit = 0; unit < p->num_tokens * heads->num_heads; unit++)
         merge(p, heads, unit / heads->num_heads, unit % heads->num_heads, parts, output, is_tiled);

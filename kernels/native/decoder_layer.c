@@ -90,17 +90,19 @@ void pagemill_decoder_layer(const Layer *layer, const Step *step, const Cache *c
     const Heads *heads = &layer->heads;
     const int64_t num_tokens = step->plan.num_tokens, width = heads->num_heads * heads->head_dim;
     const int64_t qkv_width = width + 2 * heads->num_kv_heads * heads->head_dim;
+    ROOM_FOR_SHARES(shares);
 #pragma omp parallel
     {
+        Team team = join_team(shares);
         const unsigned before = begin_tiles();
         norm_rows(&layer->input_norm, hidden, num_tokens, layer->hidden_size, room->normed);
-        multiply_matrix(&layer->qkv, AS_BF16, room->normed, num_tokens, room->qkv, qkv_width);
+        multiply_matrix(&team, &layer->qkv, AS_BF16, room->normed, num_tokens, room->qkv, qkv_width);
         rotate_and_store(step, heads, cache, room->qkv);
-        attend_all(&step->plan, heads, cache, room->qkv, qkv_width, room->parts, room->attended, 1);
-        multiply_matrix(&layer->output, ADDED, room->attended, num_tokens, hidden, layer->hidden_size);
+        attend_all(&team, &step->plan, heads, cache, room->qkv, qkv_width, room->parts, room->attended, 1);
+        multiply_matrix(&team, &layer->output, ADDED, room->attended, num_tokens, hidden, layer->hidden_size);
         norm_rows(&layer->mlp_norm, hidden, num_tokens, layer->hidden_size, room->normed);
-        multiply_matrix(&layer->gate_up, GATED, room->normed, num_tokens, room->gated, layer->mlp_size);
-        multiply_matrix(&layer->down, ADDED, room->gated, num_tokens, hidden, layer->hidden_size);
+        multiply_matrix(&team, &layer->gate_up, GATED, room->normed, num_tokens, room->gated, layer->mlp_size);
+        multiply_matrix(&team, &layer->down, ADDED, room->gated, num_tokens, hidden, layer->hidden_size);
         end_tiles(before);
     }
 }

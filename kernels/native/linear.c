@@ -32,8 +32,10 @@ int pagemill_prepare(void) {
  * tiles. */
 void pagemill_linear(const bf16 *x, const Matrix *m, void *y, row_element *row_tiles, int64_t num_rows, int64_t is_float) {
     const int64_t deep = tiles_of(m->depth, TILE_DEPTH) * TILE_DEPTH;
+    ROOM_FOR_SHARES(shares);
 #pragma omp parallel
     {
+        Team team = join_team(shares);
         const unsigned before = begin_tiles();
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < num_rows; row++)
@@ -43,9 +45,9 @@ void pagemill_linear(const bf16 *x, const Matrix *m, void *y, row_element *row_t
                 copy_row(in_row_tiles(row_tiles, deep, row, i), x + row * m->depth + i, mask);
             }
         if (is_float)
-            multiply_matrix(m, AS_FLOAT, row_tiles, num_rows, y, m->num_columns);
+            multiply_matrix(&team, m, AS_FLOAT, row_tiles, num_rows, y, m->num_columns);
         else
-            multiply_matrix(m, AS_BF16, row_tiles, num_rows, y, m->num_columns);
+            multiply_matrix(&team, m, AS_BF16, row_tiles, num_rows, y, m->num_columns);
         end_tiles(before);
     }
 }

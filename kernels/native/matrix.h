@@ -4,13 +4,11 @@
 #include <stdlib.h>
 
 #include "integers.h"
+#include "team.h"
 #include "widening.h"
 
-int omp_get_num_threads(void); /* a compiler may have OpenMP without its header */
-
-#define ROWS_BYTES (512 << 10) /* of rows that a unit of work has: they stay in a core's cache */
-#define PAIR_BLOCK 8           /* pairs of column tiles that it has at most */
-#define UNITS_A_THREAD 4
+#define ROWS_BYTES (512 << 10) /* of rows that a unit of work has at most: they stay in a core's cache */
+#define OWN_ROWS 128           /* with so many for each thread, it has rows of its own; with fewer, columns */
 
 /* y = x tiles + bias, padded with zeros to whole tiles. Elements of int8 are to be multiplied with their column's scale.
  */
@@ -103,17 +101,22 @@ INLINE void multiply_pair(const Matrix *m, const enum Finish finish, const row_e
                    sums + r / TILE_ROWS * num_b * 256 + r % TILE_ROWS * LANES, y, width);
 }
 
+/* How many rows a unit of work has, of num_rows rows whose tiles have tile_bytes: whole pairs of row tiles. */
+INLINE int64_t rows_of_unit(int64_t num_rows, int64_t tile_bytes, int64_t num_threads) {
+    const int64_t num_pairs = tiles_of(num_rows, 2 * TILE_ROWS), most = ROWS_BYTES / (2 * tile_bytes);
+    const int64_t at_once = num_rows >= OWN_ROWS * num_threads ? num_threads : 1;
+    const int64_t num_blocks = tiles_of(num_pairs, at_once * (most ? most : 1)) * at_once;
+    return num_blocks ? tiles_of(num_pairs, num_blocks) * 2 * TILE_ROWS : 2 * TILE_ROWS;
+}
+
 /* Multiply row tiles, of num_rows rows, with a matrix. With int8 they may be integers afterwards. To be called by all threads
  * of a team that has begun tiles; they leave it together. An even number of column tiles is needed for GATED. */
-INLINE void multiply_matrix(const Matrix *m, const enum Finish finish, row_element *rows, int64_t num_rows, void *y,
-                            int64_t width) {
+INLINE void multiply_matrix(Team *team, const Matrix *m, const enum Finish finish, row_element *rows, int64_t num_rows,
+                            void *y, int64_t width) {
     const int64_t num_k = tiles_of(m->depth, TILE_DEPTH), num_pairs = tiles_of(m->num_columns, 2 * TILE_ROWS);
     const int64_t tile_bytes = num_k * TILE_SIZE * (int64_t)sizeof(row_element);
-    const int64_t row_pairs = ROWS_BYTES / (2 * tile_bytes), row_block = (row_pairs ? row_pairs : 1) * 2 * TILE_ROWS;
-    const int64_t row_blocks = tiles_of(num_rows, row_block);
-    int64_t pair_block = num_pairs / (omp_get_num_threads() * UNITS_A_THREAD);
-    pair_block = pair_block < 1 ? 1 : pair_block > PAIR_BLOCK ? PAIR_BLOCK : pair_block;
-    const int64_t num_units = tiles_of(num_pairs, pair_block) * row_blocks;
+    const int64_t row_block = rows_of_unit(num_rows, tile_bytes, team->num_threads);
+    const int64_t num_units = tiles_of(num_rows, row_block) * num_pairs;
     const int by_integers = m->scales && num_rows <= m->most_integer_rows;
     float *const row_scales = by_integers ? row_scales_of(rows, num_rows, m->depth) : NULL;
     if (by_integers) {
@@ -125,27 +128,24 @@ INLINE void multiply_matrix(const Matrix *m, const enum Finish finish, row_eleme
     bf16 *room = widens ? aligned_alloc(64, (size_t)num_k * 2 * TILE_SIZE * sizeof(bf16)) : NULL;
     if (widens && !room)
         abort(); /* a thread has no way to say that there is no memory */
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t unit = 0; unit < num_units; unit++) {
-        const int64_t first_pair = unit / row_blocks * pair_block, first_row = unit % row_blocks * row_block;
-        const int64_t stop_pair = first_pair + pair_block < num_pairs ? first_pair + pair_block : num_pairs;
+    Units units = share_units(team, num_units);
+    for (int64_t unit = take_unit(&units); unit < num_units; unit = take_unit(&units)) {
+        const int64_t first_row = unit / num_pairs * row_block, column = unit % num_pairs * 2 * TILE_ROWS;
         const int64_t stop_row = first_row + row_block < num_rows ? first_row + row_block : num_rows;
-        for (int64_t pair = first_pair; pair < stop_pair; pair++) {
-            const int64_t column = pair * 2 * TILE_ROWS;
-            const int num_b = m->num_columns - column > TILE_ROWS ? 2 : 1;
-            const void *columns = columns_at(m, column, num_b, room);
-            for (int64_t row = first_row; row < stop_row; row += 2 * TILE_ROWS) {
-                const int num_a = stop_row - row > TILE_ROWS ? 2 : 1;
-                if (num_a == 2 && num_b == 2)
-                    multiply_pair(m, finish, rows, row_scales, row, 2, num_rows, columns, column, 2, y, width);
-                else if (num_b == 2)
-                    multiply_pair(m, finish, rows, row_scales, row, 1, num_rows, columns, column, 2, y, width);
-                else if (num_a == 2)
-                    multiply_pair(m, finish, rows, row_scales, row, 2, num_rows, columns, column, 1, y, width);
-                else
-                    multiply_pair(m, finish, rows, row_scales, row, 1, num_rows, columns, column, 1, y, width);
-            }
+        const int num_b = m->num_columns - column > TILE_ROWS ? 2 : 1;
+        const void *columns = columns_at(m, column, num_b, room);
+        for (int64_t row = first_row; row < stop_row; row += 2 * TILE_ROWS) {
+            const int num_a = stop_row - row > TILE_ROWS ? 2 : 1;
+            if (num_a == 2 && num_b == 2)
+                multiply_pair(m, finish, rows, row_scales, row, 2, num_rows, columns, column, 2, y, width);
+            else if (num_b == 2)
+                multiply_pair(m, finish, rows, row_scales, row, 1, num_rows, columns, column, 2, y, width);
+            else if (num_a == 2)
+                multiply_pair(m, finish, rows, row_scales, row, 2, num_rows, columns, column, 1, y, width);
+            else
+                multiply_pair(m, finish, rows, row_scales, row, 1, num_rows, columns, column, 1, y, width);
         }
     }
     free(room);
+    meet_team(team);
 }

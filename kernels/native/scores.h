@@ -3,8 +3,10 @@
 #pragma once
 
 #include "cache.h"
+#include "team.h"
 
 #define KEY_TILE 64  /* keys whose scores are in hand at a time */
+#define GROUPS (KEY_TILE / GROUP)
 #define MAX_ROWS 128 /* query rows, of all heads of a KV head, that a task may have */
 
 /* How scores become weights, and the shape of the heads. */
@@ -29,6 +31,9 @@ typedef struct {
     bf16 keys[KEY_TILE * MAX_DIM];
     float key_scales[KEY_TILE], value_scales[KEY_TILE];
     Fp8Table fp8;
+    const char *coming[2 * GROUPS]; /* keys and values of the next tile, which are to be asked for */
+    int num_coming, num_asked;
+    int64_t coming_bytes; /* of each */
 } __attribute__((aligned(64))) Workspace;
 
 INLINE __m512 softcap_ps(__m512 x, float cap) {
@@ -37,8 +42,6 @@ INLINE __m512 softcap_ps(__m512 x, float cap) {
     const __m512 above = _mm512_add_ps(exp_ps(_mm512_mul_ps(x, _mm512_set1_ps(2.0f / cap))), one);
     return _mm512_mul_ps(_mm512_set1_ps(cap), _mm512_sub_ps(one, _mm512_div_ps(two, above)));
 }
-
-#define GROUPS (KEY_TILE / GROUP)
 
 /* A row's scores of a tile lie in four runs of sixteen, GROUPS / 2 of them in each product. */
 INLINE float *scores_at(Workspace *w, int row, int group) {
@@ -110,15 +113,27 @@ INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale, 
                                                                   _mm512_load_ps(totals)));
 }
 
+/* Ask for some of what the next tile reads. Blocks are too short for the processor to foresee what follows, and a whole tile
+ * asked for at once is more than it can wait for: it is asked for bit by bit, while this one is multiplied. */
+INLINE void ask(Workspace *w, int count) {
+    for (; count > 0 && w->num_asked < w->num_coming; count--, w->num_asked++) {
+        const char *from = w->coming[w->num_asked];
+        for (int64_t i = 0; i < w->coming_bytes; i += LINE)
+            _mm_prefetch(from + i, _MM_HINT_T1);
+    }
+}
+
 /* One tile of keys for `num_a` row tiles of queries from `first_row` on, `count` rows. `is_plain`: its rows see all of
  * the tile, and scores are just scaled. */
 INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const int num_a, int count, int64_t start,
                         int64_t run_start, const bf16 *const keys[GROUPS], int is_plain, int has_scales) {
     const int64_t dim = heads->head_dim, depth = dim / TILE_DEPTH;
     const row_element *queries = w->queries + first_row / TILE_ROWS * depth * TILE_SIZE;
-    for (int pair = 0; pair < GROUPS / 2; pair++)
+    for (int pair = 0; pair < GROUPS / 2; pair++) {
+        ask(w, 2);
         multiply_tiles(queries, depth * TILE_SIZE, num_a, count, keys[2 * pair], keys[2 * pair + 1] - keys[2 * pair], 2,
                        depth, w->scores[pair][0][0]);
+    }
     if (!is_plain)
         for (int row = 0; row < count; row++)
             rule(w, heads, first_row, row, start, run_start, has_scales);
@@ -127,6 +142,7 @@ INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const i
               has_scales);
     for (int64_t d = 0; d < dim; d += 2 * LANES) {
         float products[4 * 256] __attribute__((aligned(64)));
+        ask(w, 2);
         multiply_tiles(w->weights[0], KEY_TILE * TILE_ROWS, num_a, count, w->values + d * KEY_TILE, LANES * KEY_TILE, 2,
                        KEY_TILE / TILE_DEPTH, products);
         for (int row = 0; row < count; row++)

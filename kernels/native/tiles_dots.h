@@ -1,6 +1,8 @@
 /* Products of tiles in AVX-512 dot products of bfloat16. Included by tiles.h. */
 #pragma once
 
+#define AHEAD_BYTES 4096 /* columns are asked for so long before they are multiplied: the processor by itself is too late */
+
 /* Make this thread ready for `multiply_tiles`. Returns what `end_tiles` wants. */
 INLINE unsigned begin_tiles(void) {
     return 0;
@@ -19,22 +21,32 @@ INLINE __m512bh pair_at(const bf16 *from) {
 /* c[j] = rows b_j for `count` rows of a row tile, whose sums are in registers. */
 INLINE void multiply_rows(const bf16 *rows, const int count, const bf16 *b, ptrdiff_t b_step, const int num_b,
                           int64_t num_k, float *c) {
-    __m512 sums[count][2];
+    __m512 sums[TILE_ROWS][2];
+#pragma GCC unroll 16
     for (int r = 0; r < count; r++)
+#pragma GCC unroll 2
         for (int j = 0; j < num_b; j++)
             sums[r][j] = _mm512_setzero_ps();
     for (int64_t k = 0; k < num_k; k++)
         for (int pair = 0; pair < TILE_DEPTH / 2; pair++) {
             __m512bh columns[2];
-            for (int j = 0; j < num_b; j++)
-                columns[j] = (__m512bh)_mm512_loadu_si512(b + j * b_step + k * TILE_SIZE + pair * 32);
+#pragma GCC unroll 2
+            for (int j = 0; j < num_b; j++) {
+                const bf16 *from = b + j * b_step + k * TILE_SIZE + pair * 32;
+                columns[j] = (__m512bh)_mm512_loadu_si512(from);
+                _mm_prefetch((const char *)from + AHEAD_BYTES, _MM_HINT_T1);
+            }
+#pragma GCC unroll 16
             for (int r = 0; r < count; r++) {
                 const __m512bh x = pair_at(rows + k * TILE_SIZE + r * TILE_DEPTH + 2 * pair);
+#pragma GCC unroll 2
                 for (int j = 0; j < num_b; j++)
                     sums[r][j] = _mm512_dpbf16_ps(sums[r][j], columns[j], x);
             }
         }
+#pragma GCC unroll 16
     for (int r = 0; r < count; r++)
+#pragma GCC unroll 2
         for (int j = 0; j < num_b; j++)
             _mm512_storeu_ps(c + j * 256 + r * 16, sums[r][j]);
 }

@@ -95,6 +95,23 @@ def test_rows_of_int8_that_are_not_finite(native: NativeKernels, wrong: float, m
     assert torch.equal(native.linear(zeros, matrix, matrix.struct(), torch.float32), torch.zeros(3, 32))
 
 
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(3, 32), (40, 96), (600, 960), (1100, 40)])
+def test_any_team_shares_a_product(native: NativeKernels, num_rows: int, num_columns: int) -> None:
+    """Of few rows a thread has columns of its own, of many it has rows, in more than one block; there may be more
+    threads than units."""
+    weight, x = torch.randn(num_columns, 1536).bfloat16(), torch.randn(num_rows, 1536).bfloat16()
+    matrix, before = TiledMatrix.of(weight, None), torch.get_num_threads()
+    found = []
+    try:
+        for num_threads in (1, 2, 3, 5):
+            torch.set_num_threads(num_threads)
+            found.append(native.linear(x, matrix, matrix.struct(), torch.float32))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found[0], x.float() @ weight.float().T, rtol=1e-3, atol=1e-2)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("weights", ["bfloat16", "widened", "integers"])
 def test_a_row_of_a_product_does_not_depend_on_the_others(native: NativeKernels, weights: str) -> None:
