@@ -10,7 +10,7 @@ from tests.sql.history import NOW, assert_close, outcomes_over_days, roll_up, st
 from worker.sql.database import reading, writing
 from worker.sql.reporting import Dimension, Grouping, LatencyRow, MemoryRow, ReportFilter, Reports
 from worker.sql.store import JobStore
-from worker.sql.tables import HourlyBatchFigureRow, JobRow, RolledHourRow
+from worker.sql.tables import HourlyBatchFigureRow, HourlyBatchTotalsRow, JobRow, RolledHourRow
 
 EVERYTHING = ReportFilter()
 BY_BATCH = (Dimension.BATCH,)
@@ -68,10 +68,14 @@ def test_hours_of_an_earlier_version_are_read_from_rows_until_counted_again(data
     with writing(database) as connection:
         connection.execute(delete(HourlyBatchFigureRow))
         connection.execute(update(RolledHourRow).values(has_batch_figures=False))
+        others = set(connection.scalars(select(HourlyBatchTotalsRow.id)))
     assert_all_close(exact, said(Reports(database, exact_jobs=0)))
     assert roll_up(database, check_all=True)[1] > 24
     with reading(database) as connection:
         assert connection.scalar(select(func.count()).select_from(HourlyBatchFigureRow))
+        left = set(connection.scalars(select(HourlyBatchTotalsRow.id)))
+    assert left == others  # what there was is not counted again
+    assert roll_up(database, check_all=True) == (0, 0)
     assert_all_close(exact, said(Reports(database, exact_jobs=0)))
 
 

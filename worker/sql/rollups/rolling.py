@@ -4,12 +4,12 @@ A round takes a day (UTC) at a time or, of a backlog, ten days, in a transaction
 to. It may run again at any time and anywhere: what is rolled up already stays, and of two processes one waits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Label, Select, delete, func, insert, select, text
+from sqlalchemy import Connection, Engine, Label, Row, Select, delete, func, insert, select, text, update
 
 from worker.sql.database import reading, writing
 from worker.sql.rollups.expressions import hour_of
@@ -19,13 +19,14 @@ from worker.sql.rollups.sources import BATCH_FIGURES, COSTS, FAILURES, FIGURES, 
 from worker.sql.tables import JobRow, RolledHourRow, utc_now
 
 GRACE = timedelta(minutes=10)  # after an hour, for results that are committed late
-BACKLOG_STEP = timedelta(days=10)  # of days whose histograms are by the day: fewer read tables whole more often
+BACKLOG_STEP = timedelta(days=30)  # of days whose histograms are by the day: fewer read tables whole more often
 RECENT = timedelta(days=2)  # hours that every round looks at again
 ROLLUP_LOCK = 0x9A6E_3112  # PostgreSQL's advisory lock: one transaction that rolls up or purges at a time
 WORK_MEMORY = "128MB"  # for a sort or a hash table of PostgreSQL's: its default is for many small queries at once
 HOURLY = (TOTALS, FIGURES, FAILURES, WASTE, COSTS)
 DIMENSIONS = ("queue", "model", "tenant")
-HAS = ("has_histograms", "has_batches", "has_batch_figures")  # of an hour, once this version has rolled it up
+BATCH_FIGURES_COUNTED = "has_batch_figures"
+HAS = ("has_histograms", "has_batches", BATCH_FIGURES_COUNTED)  # of an hour, once this version has rolled it up
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +133,21 @@ def roll_up(connection: Connection, start: datetime, end: datetime, by_day_befor
     `by_day_before` have no histograms by the hour. A span of more than one day begins and ends at midnight, UTC.
     """
     hours = (RolledHourRow.hour >= start, RolledHourRow.hour < end)
-    if connection.scalar(select(func.count()).where(*hours, RolledHourRow.is_final)):
+    known = connection.execute(select(RolledHourRow.__table__).where(*hours)).all()
+    if any(row.is_final for row in known):
         return 0
-    connection.execute(delete(RolledHourRow).where(*hours))
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SET LOCAL work_mem = '{WORK_MEMORY}'"))
     ended = (JobRow.ended_at >= start, JobRow.ended_at < end)
     jobs = _jobs_by_hour(connection, ended)  # before the sums: what is committed in between is found to be missing
+    if len(known) == (end - start) // HOUR and all(_lacks(row, jobs) == {BATCH_FIGURES_COUNTED} for row in known):
+        _roll_up_batch_figures(connection, start, end)
+        connection.execute(update(RolledHourRow).where(*hours).values({BATCH_FIGURES_COUNTED: True}))
+        return sum(jobs.values())
+    connection.execute(delete(RolledHourRow).where(*hours))
     for source in HOURLY:
         _roll_up_hours(connection, source, start, end)
-    of_batches: list[Label[Any]] = [hour_of(JobRow.ended_at).label("hour"), JobRow.batch_id.label("batch_id")]
-    _replace(connection, BATCH_FIGURES, start, end, BATCH_FIGURES.from_rows(of_batches, ended))
+    _roll_up_batch_figures(connection, start, end)
     has: dict[str, Any] = dict.fromkeys(HAS, True)
     rows = [{"hour": hour, "jobs": jobs.get(hour, 0), "is_final": False, **has} for hour in starts_in(start, end, HOUR)]
     connection.execute(insert(RolledHourRow), rows)
@@ -166,6 +171,12 @@ def _roll_up_hours(connection: Connection, source: Source, start: datetime, end:
     _replace(connection, source, start, end, added_up)
 
 
+def _roll_up_batch_figures(connection: Connection, start: datetime, end: datetime) -> None:
+    groups: list[Label[Any]] = [hour_of(JobRow.ended_at).label("hour"), JobRow.batch_id.label("batch_id")]
+    counted = BATCH_FIGURES.from_rows(groups, (JobRow.ended_at >= start, JobRow.ended_at < end))
+    _replace(connection, BATCH_FIGURES, start, end, counted)
+
+
 def _replace(connection: Connection, source: Source, start: datetime, end: datetime, counted: Select[Any]) -> None:
     columns = source.table.__table__.c
     connection.execute(delete(source.table).where(columns.hour >= start, columns.hour < end))
@@ -185,12 +196,14 @@ def _changed_days(connection: Connection, since: datetime | None, until: datetim
     found = _jobs_by_hour(connection, ended)
     known = connection.execute(select(RolledHourRow.__table__).where(*rolled)).all()
     final = {day_start(row.hour) for row in known if row.is_final}
-    changed = {
-        day_start(row.hour)
-        for row in known
-        if row.jobs != found.get(row.hour, 0) or not all(getattr(row, name) for name in HAS)
-    }
+    changed = {day_start(row.hour) for row in known if _lacks(row, found)}
     return sorted(changed - final)
+
+
+def _lacks(row: Row[Any], jobs: Mapping[datetime, int]) -> set[str]:
+    """Return what an hour lacks that is rolled up, by columns of `RolledHourRow`; `jobs` is how many ended by hour."""
+    lacking = {name for name in HAS if not getattr(row, name)}
+    return lacking if row.jobs == jobs.get(row.hour, 0) else {*lacking, "jobs"}
 
 
 def _jobs_by_hour(connection: Connection, ended: Conditions) -> dict[datetime, int]:
