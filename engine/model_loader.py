@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from engine.attention_layers import UnsupportedModel, refuse_other_layers
 from engine.checkpoint_files import UnreadableCheckpoint, read_config
@@ -130,9 +140,8 @@ def _plain_source(source: str, dtype: torch.dtype, cache_dir: Path) -> Source:
 def _read_weights(source: str, folder: str, **options: Any) -> PreTrainedModel:
     """Return transformers' model. One that lacks weights is refused: transformers makes up random values for them."""
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder, trust_remote_code=False, output_loading_info=True, **options
-        )
+        config = None if "gguf_file" in options else AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        loaded = reader_of(config).from_pretrained(folder, trust_remote_code=False, output_loading_info=True, **options)
     except Exception as error:  # each reader has errors of its own for a file that is cut short
         raise ModelNotFound(f"model {source!r} cannot be loaded: {_first_line(error)}") from error
     model, report = cast("tuple[PreTrainedModel, Mapping[str, Collection[str]]]", loaded)
@@ -145,6 +154,13 @@ def _read_weights(source: str, folder: str, **options: Any) -> PreTrainedModel:
     except UnsupportedQuantisation as error:
         raise UnsupportedModel(str(error)) from error
     return model
+
+
+def reader_of(config: PreTrainedConfig | None) -> Any:
+    """Return which of transformers' classes makes models of a configuration. Of one that sees images too, and is no
+    causal model of its own (Mistral 3, with Ministral 3 in it), text alone is served."""
+    sees_too = type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if sees_too else AutoModelForCausalLM
 
 
 def _paged(

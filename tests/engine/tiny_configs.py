@@ -63,6 +63,26 @@ LONGROPE: dict[str, Any] = {
     "original_max_position_embeddings": 32,
     "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 5.0, 6.0]},
 }
+VISION: dict[str, Any] = {  # an encoder of images that nobody shows any
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+}
+MROPE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}}
+IMAGE_TOKENS: dict[str, Any] = {  # of no text
+    name: VOCAB_SIZE + place
+    for place, name in enumerate(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"))
+}
 
 # Those that people name: each tried in every way.
 SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -209,6 +229,31 @@ ALSO_SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
     "nemotron": lambda: transformers.NemotronConfig(**SIZES),
     "vaultgemma": lambda: transformers.VaultGemmaConfig(
         **SIZES, head_dim=8, sliding_window=WINDOW, query_pre_attn_scalar=8
+    ),
+    "gemma3-with-images": lambda: transformers.Gemma3Config(
+        text_config=transformers.Gemma3TextConfig(**MIXED, head_dim=8).to_dict(),
+        vision_config={**VISION, "vision_use_head": False},
+        mm_tokens_per_image=4,
+        image_token_index=VOCAB_SIZE,
+        **ENDS,
+    ),
+    "llava": lambda: transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**SIZES).to_dict(),
+        vision_config={**VISION, "model_type": "clip_vision_model"},
+        image_token_index=VOCAB_SIZE,
+    ),
+    "mistral3-with-ministral3": lambda: transformers.Mistral3Config(
+        text_config=transformers.Ministral3Config(**SIZES, head_dim=8).to_dict(),
+        vision_config={**VISION, "model_type": "pixtral"},
+        image_token_index=VOCAB_SIZE,
+    ),
+    "qwen2.5-vl": lambda: transformers.Qwen2_5_VLConfig(
+        text_config={**SIZES, **MROPE}, vision_config=QWEN_VISION, **IMAGE_TOKENS
+    ),
+    "qwen3-vl": lambda: transformers.Qwen3VLConfig(
+        text_config={**SIZES, **MROPE, "head_dim": 8},
+        vision_config={**QWEN_VISION, "deepstack_visual_indexes": [0]},
+        **IMAGE_TOKENS,
     ),
 }
 

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
 from engine.engine import Engine
-from engine.model_loader import LoadedModel, load_model
+from engine.model_loader import LoadedModel, load_model, reader_of
 from engine.model_runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.speculation.speculator import Speculator
@@ -19,7 +19,7 @@ from engine.speculation.speculator import Speculator
 
 def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """Return a model whose weights are large enough for attention to matter and for logits to be well apart."""
-    model = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config))
+    model = cast(PreTrainedModel, reader_of(config).from_config(config))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         is_scale = parameter.ndim == 1 and name.endswith("weight")

@@ -7,9 +7,10 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from engine.kv_layout import AttentionLayer, KVLayout, groups_of
+from engine.model_loader import reader_of
 from engine.paged_model import PagedModel
 from engine.plan import Deployment, plan_memory
 from tests.engine.tiny_configs import (
@@ -68,7 +69,7 @@ GEMMA4_KEY_IS_VALUE = {
 
 
 def observed(config: PreTrainedConfig) -> PagedModel:
-    return PagedModel(cast(PreTrainedModel, AutoModelForCausalLM.from_config(config)))
+    return PagedModel(cast(PreTrainedModel, reader_of(config).from_config(config)))
 
 
 def hold(written: dict[str, Any], model: PagedModel) -> None:
