@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.request import Request, RequestError
-from engine.transfers import to_device
+from engine.transfers import sent, to_device
 
 NEVER = float("-inf")
 
@@ -50,7 +50,7 @@ def bans_ends(request: Request) -> bool:
 
 def _confine(row: Tensor, allowed: NDArray[np.bool_]) -> None:
     row[len(allowed) :] = NEVER
-    row[: len(allowed)].masked_fill_(torch.from_numpy(~allowed[: len(row)]).to(row.device), NEVER)
+    row[: len(allowed)].masked_fill_(sent(torch.from_numpy(~allowed[: len(row)]), row.device), NEVER)
 
 
 def _penalize(row: Tensor, request: Request) -> None:
@@ -63,8 +63,8 @@ def _penalize(row: Tensor, request: Request) -> None:
     counts = _tally(request)
     if not counts:
         return
-    token_ids = torch.tensor(list(counts), device=row.device)
-    times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
+    token_ids = to_device(list(counts), torch.int64, row.device)
+    times = to_device(list(counts.values()), row.dtype, row.device)
     values = row[token_ids]
     if params.repetition_penalty != 1.0:
         values = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)

@@ -4,7 +4,6 @@ import math
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -123,9 +122,10 @@ class KVCache:
         """Copy blocks, (from, to), as if one after the other."""
         device = self.layers[0][0].device
         for batch in _independent(copies):
-            sources, targets = to_device([*chain(*batch)], torch.int64, device).view(-1, 2).unbind(dim=1)
+            sources, targets = zip(*batch, strict=True)
+            on_device = to_device([*sources, *targets], torch.int64, device).view(2, -1)
             for memory in self._memory:
-                ops.copy_blocks(memory[0][0], memory[0][1], sources, targets, _scales_of(memory))
+                ops.copy_blocks(memory[0][0], memory[0][1], on_device[0], on_device[1], _scales_of(memory))
 
     def block_bytes(self) -> list[Tensor]:
         """Return all memory as bytes, a tensor for each that was allocated: [num_blocks, ...], a block in the order in
@@ -137,7 +137,14 @@ class KVCache:
         """Zero blocks that may hold NaN or infinity, before another request gets them."""
         for tensors in self._memory:
             for tensor in tensors:
-                tensor.view(torch.uint8)[:, block_ids] = 0  # torch fills no fp8
+                content = tensor.view(torch.uint8)  # torch fills no fp8
+                content[:, to_device(block_ids, torch.int64, content.device)] = 0
+
+    def scrub_all(self) -> None:
+        """Zero all blocks."""
+        for tensors in self._memory:
+            for tensor in tensors:
+                tensor.view(torch.uint8).zero_()
 
 
 def _scales_of(memory: list[Tensor]) -> KVScales | None:

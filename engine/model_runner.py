@@ -54,6 +54,7 @@ class ModelRunner:
         self.graphs = DecodeGraphs(model, self.cache, num_blocks, CudaCapture()) if has_graphs else None
         self._copier = BlockCopier(self.cache, num_host_blocks)
         self._latest: LaunchedStep | None = None
+        self._num_blocks = num_blocks
 
     def launch(self, plan: SchedulerOutput) -> Launched:
         """Begin a step: its results are, by request id, the tokens of each share that samples, and the error of any
@@ -126,4 +127,7 @@ class ModelRunner:
 
     def scrub(self, block_ids: list[int]) -> None:
         """Zero blocks whose content may not be finite."""
-        self.cache.scrub(block_ids)
+        if len(block_ids) == self._num_blocks:
+            self.cache.scrub_all()
+        else:
+            self.cache.scrub(block_ids)

@@ -37,6 +37,7 @@ class Recovery:
         self._smallest = config.block_size  # tokens of a step
         self._widest = StepLimits(config.max_num_seqs, config.token_budget)
         self._calm_steps = 0
+        self._in_turn = False  # since a step ran out of memory that had another's memory beside it
         self.limits = self._widest
 
     @property
@@ -44,29 +45,35 @@ class Recovery:
         """Those that alone may run now, by request id; None when nobody is under suspicion."""
         return self._quarantine.current
 
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether a step may be launched while the one before it is under way."""
+        return not self._in_turn and self.suspects is None
+
     def recover(self, plan: SchedulerOutput, error: BaseException, touched: Sequence[int]) -> list[Request]:
         """Let all start over after a step that raised; returns whom it ended. `touched` are the blocks that it, and a
         step launched after it, may have written.
 
-        A step that was too large is made smaller; of another the request to blame is looked for. Raises EngineBroken
-        when none is to blame, and what is no Exception.
+        A step that was too large is made smaller, or first taken in turn; of another the request to blame is looked for
+        among those that have not ended since. Raises EngineBroken when none is to blame, and what is no Exception.
         """
-        if isinstance(error, Exception) and not plan.scheduled:  # all that were in it have ended
-            self._start_over(plan, touched)
-            return []
+        going_on = plan.of_those_running()
         if isinstance(error, DeviceOutOfMemory):
-            return self._shrink(plan, error, touched)
+            return self._shrink(plan, going_on, error, touched)
+        if isinstance(error, Exception) and going_on.scheduled:
+            return self._isolate(going_on, error, touched)
+        self._start_over(going_on, touched)
         if isinstance(error, Exception):
-            return self._isolate(plan, error, touched)
-        self._start_over(plan, touched)
+            return []
         raise error
 
     def note_success(self) -> None:
         """After a step that went well: clear suspects, and let steps grow again."""
         self.review()
         self._calm_steps += 1
-        if self._calm_steps >= CALM_STEPS and self.limits != self._widest:
+        if self._calm_steps >= CALM_STEPS and (self._in_turn or self.limits != self._widest):
             self._calm_steps = 0
+            self._in_turn = False
             self.limits = StepLimits(
                 min(2 * self.limits.num_seqs, self._widest.num_seqs),
                 min(2 * self.limits.num_tokens, self._widest.num_tokens),
@@ -99,11 +106,17 @@ class Recovery:
         self._set_suspects_apart()
         return [] if culprit is None else [culprit]
 
-    def _shrink(self, plan: SchedulerOutput, error: DeviceOutOfMemory, touched: Sequence[int]) -> list[Request]:
-        """Halve what a step may hold. Returns the request that is too large even alone and in the smallest steps."""
+    def _shrink(
+        self, plan: SchedulerOutput, going_on: SchedulerOutput, error: DeviceOutOfMemory, touched: Sequence[int]
+    ) -> list[Request]:
+        """Halve what a step may hold, or take steps in turn for a while. Returns the request that is too large even
+        alone and in the smallest steps."""
         logger.warning("%d tokens of %d requests: %s", plan.num_tokens, len(plan.scheduled), error)
-        self._start_over(plan, touched)
+        self._start_over(going_on, touched)
         self._calm_steps = 0
+        if plan.is_ahead:
+            self._in_turn = True
+            return []
         num_seqs = max(1, len(plan.scheduled) // 2)
         self.limits = StepLimits(num_seqs, max(self._smallest, num_seqs, plan.num_tokens // 2))
         if len(plan.scheduled) > 1 or plan.num_tokens > self._smallest:

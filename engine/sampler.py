@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.adjusting import adjust, bans_ends
-from engine.request import Request, RequestError, TokenLogprobs
+from engine.request import Request, RequestError, RequestState, TokenLogprobs
 from engine.transfers import HostCopies, to_device
 from kernels import ops
 from kernels.draws import Draws
@@ -95,24 +95,31 @@ class _PlainLogprobs:
     changes its logits."""
 
     def __init__(self, logits: Tensor, requests: Sequence[Request]) -> None:
-        self._rows = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
-        self._num_top = [requests[row].params.logprobs or 0 for row in self._rows]
-        self._logprobs = _rows(logits, self._rows).log_softmax(dim=-1) if self._rows else None
-        self._fetched: list[HostCopies] = []
+        rows_by_num_top: defaultdict[int, list[int]] = defaultdict(list)
+        for row, request in enumerate(requests):
+            if request.params.logprobs is not None:
+                rows_by_num_top[request.params.logprobs].append(row)
+        # Which of equal logits are among the likeliest may depend on how many those are to be.
+        self._groups = [
+            (num_top, rows, _rows(logits, rows).log_softmax(dim=-1)) for num_top, rows in rows_by_num_top.items()
+        ]
+        self._fetched: list[tuple[list[int], HostCopies]] = []
 
     def fetch(self, tokens: Tensor) -> None:
         """Have read what they say of the tokens that rows chose, [num_requests], and of the likeliest."""
-        if self._logprobs is not None:
-            rows = zip(self._logprobs.split(1), self._rows, self._num_top, strict=True)
-            self._fetched = [fetch_logprobs(one, tokens[row : row + 1], num_top) for one, row, num_top in rows]
+        for num_top, rows, logprobs in self._groups:
+            chosen = tokens[to_device(rows, torch.int64, tokens.device)]
+            self._fetched.append((rows, fetch_logprobs(logprobs, chosen, num_top)))
+        self._groups.clear()
 
     def note(self, requests: Sequence[Request], tokens: Sequence[int | RequestError]) -> None:
         """Note in requests what was read, by position: a step that is run again, or a chunk that does not sample,
-        writes what the next one overwrites."""
-        for row, fetched in zip(self._rows, self._fetched, strict=True):
-            request = requests[row]
-            if not isinstance(tokens[row], RequestError):
-                request.logprobs[request.num_output_tokens :] = read_logprobs(fetched)
+        writes what the next one overwrites. Whoever has ended since has all."""
+        for rows, fetched in self._fetched:
+            for row, noted in zip(rows, read_logprobs(fetched), strict=True):
+                request = requests[row]
+                if request.state is not RequestState.FINISHED and not isinstance(tokens[row], RequestError):
+                    request.logprobs[request.num_output_tokens :] = [noted]
 
 
 def fetch_logprobs(logprobs: Tensor, chosen: Tensor, num_top: int) -> HostCopies:

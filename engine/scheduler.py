@@ -156,6 +156,11 @@ class Scheduler:
             stop = share.num_computed_tokens + share.num_scheduled_tokens
             self.cache.cache_blocks(share.request, min(stop, share.request.num_tokens))
 
+    def doubt_all_blocks(self) -> None:
+        """Let whoever fails in the step that was launched after this one start over: anybody may have read, in a block
+        that is new to it, what a request that has ended wrote there in this step."""
+        self._failed_blocks = set(range(self._config.num_blocks))
+
     def update(self, plan: SchedulerOutput, results: Mapping[str, Sampled]) -> list[Request]:
         """Account a step that ran and return the requests it finished.
 

@@ -12,7 +12,11 @@ from torch import Tensor
 
 def to_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return values as a tensor on the device, [len(values)]."""
-    host = torch.tensor(values, dtype=dtype)
+    return sent(torch.tensor(values, dtype=dtype), device)
+
+
+def sent(host: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on the device."""
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 

@@ -13,6 +13,8 @@ def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
     """Copy blocks of K, of V or of their scales. Shapes as in `kernels.reference.copy_blocks`; a block's elements
     adjoin, whatever the stride between blocks."""
     assert cache[0].is_contiguous(), "a block's elements adjoin"
+    assert sources.is_contiguous()
+    assert targets.is_contiguous()
     if cache.dtype.itemsize == 1:
         cache = cache.view(torch.int8)
     num_elements, tile_elements = cache[0].numel(), TILE_BYTES // cache.dtype.itemsize

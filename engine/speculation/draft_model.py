@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
-from engine.engine import Runner
 from engine.request import Request, RequestError, RequestFigures
 from engine.speculation.speculator import Offer
 from engine.step_plan import Drafts, ScheduledRequest, SchedulerOutput
+from engine.stepping import Runner
 
 
 @dataclass(eq=False, slots=True)

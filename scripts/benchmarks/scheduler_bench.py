@@ -14,10 +14,11 @@ from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
-from engine.engine import Engine, ModelIdentity, Runner
+from engine.engine import Engine, ModelIdentity
 from engine.offload_policy import CopyTime
 from engine.request import SamplingParams
 from engine.step_plan import Computed, Launched, Sampled, SchedulerOutput
+from engine.stepping import Runner
 
 MODEL = ModelIdentity(name="none", vocab_size=100, stop_token_ids=frozenset())
 PROMPT_TOKENS = 800
@@ -34,6 +35,7 @@ class StepCost:
     running: int
     waiting: int
     ms: float
+    ms_ahead: float
     goal_ms: float | None
     device_ms: float
     idle_in_turn: float
@@ -118,11 +120,12 @@ def scheduler(running: tuple[int, ...], waiting: tuple[int, ...], device_ms: flo
         for cost in costs:
             print(json.dumps(asdict(cost)))
         return
-    table = Table("running", "waiting", "CPU ms a step", "goal", "device idle", "planned ahead")
+    table = Table("running", "waiting", "CPU ms a step", "ahead", "goal", "device idle", "ahead")
     for cost in costs:
         goal = "" if cost.goal_ms is None else f"{cost.goal_ms}"
         idle = (f"{cost.idle_in_turn:.1%}", f"{cost.idle_ahead:.1%}")
-        table.add_row(f"{cost.running}", f"{cost.waiting:,}", f"{cost.ms:.3f}", goal, *idle)
+        ms = (f"{cost.ms:.3f}", f"{cost.ms_ahead:.3f}")
+        table.add_row(f"{cost.running}", f"{cost.waiting:,}", *ms, goal, *idle)
     console = Console()
     console.print(table)
     console.print(
@@ -132,14 +135,22 @@ def scheduler(running: tuple[int, ...], waiting: tuple[int, ...], device_ms: flo
 
 
 def _measure(running: int, waiting: int, device_ms: float) -> StepCost:
-    idle = [_idle_share(running, waiting, device_ms / 1e3, ahead) for ahead in (False, True)]
-    return StepCost(running, waiting, _step_ms(running, waiting), GOAL_MS.get(running), device_ms, *idle)
+    return StepCost(
+        running,
+        waiting,
+        ms=_step_ms(running, waiting, async_scheduling=False),
+        ms_ahead=_step_ms(running, waiting, async_scheduling=True),
+        goal_ms=GOAL_MS.get(running),
+        device_ms=device_ms,
+        idle_in_turn=_idle_share(running, waiting, device_ms / 1e3, async_scheduling=False),
+        idle_ahead=_idle_share(running, waiting, device_ms / 1e3, async_scheduling=True),
+    )
 
 
-def _step_ms(running: int, waiting: int) -> float:
+def _step_ms(running: int, waiting: int, *, async_scheduling: bool) -> float:
     """Return the median CPU time of a step, in ms."""
     runner = NoModel()
-    engine = _decoding(runner, running, waiting)
+    engine = _decoding(runner, running, waiting, async_scheduling=async_scheduling)
     times = []
     for _ in range(STEPS):
         begun, others = time.thread_time(), runner.seconds
@@ -148,7 +159,7 @@ def _step_ms(running: int, waiting: int) -> float:
     return 1e3 * median(times)
 
 
-def _idle_share(running: int, waiting: int, step_seconds: float, async_scheduling: bool) -> float:
+def _idle_share(running: int, waiting: int, step_seconds: float, *, async_scheduling: bool) -> float:
     """Return the part of the time that the device had nothing to do."""
     device = SimulatedDevice(step_seconds)
     engine = _decoding(device, running, waiting, async_scheduling=async_scheduling)

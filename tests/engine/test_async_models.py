@@ -19,6 +19,8 @@ WAYS = {
     "drawn": {"temperature": 1.0, "seed": 7},
     "cut": {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 3},
     "log-probabilities": {"temperature": 0.7, "seed": 5, "logprobs": 3},
+    "log-probabilities to a stop": {"temperature": 1.0, "logprobs": 2, "stop_token_ids": frozenset(range(0, 96, 5))},
+    "more log-probabilities": {"temperature": 1.0, "logprobs": 5},
     "biased": {"logit_bias": ((4, 5.0), (60, -5.0)), "temperature": 1.0},
     "late stop": {"min_tokens": 6, "stop_token_ids": frozenset(range(0, VOCAB_SIZE, 2))},
     "early stop": {"stop_token_ids": frozenset(range(0, VOCAB_SIZE, 5)), "temperature": 1.0, "seed": 2},

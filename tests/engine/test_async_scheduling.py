@@ -6,6 +6,7 @@ import pytest
 
 from engine.forking import Output
 from engine.quarantine import DeviceOutOfMemory, EngineBroken
+from engine.recovering import CALM_STEPS
 from engine.request import FinishReason, Request, SamplingParams
 from engine.step_plan import SchedulerOutput
 from tests.engine.fakes import (
@@ -90,8 +91,7 @@ def test_what_is_computed_for_nobody_alone_is_overhead() -> None:
         harness.step()
     # The step behind the end is under way.
     assert (harness.engine.has_work, harness.step(), harness.engine.has_work) == (True, [], False)
-    assert harness.engine.last_step is not None
-    assert harness.engine.last_step.num_requests == 0
+    assert harness.engine.last_step is None
     oracle.check()
     harness.assert_idle()
 
@@ -236,6 +236,69 @@ def test_a_step_ahead_that_is_too_large_is_made_smaller() -> None:
     assert_all_as_alone(requests)
 
 
+def test_a_step_that_has_no_memory_beside_another_is_taken_in_turn() -> None:
+    """Nobody is to blame for it, even where the step ahead has one request left that did not end meanwhile."""
+    harness = make_ahead()
+    harness.add("ending", [4, 5, 6], SamplingParams(max_tokens=3, ignore_eos=True))
+    other = harness.add("other", [1, 2, 3], LONG)
+    harness.runner.fails_on = lambda plan: DeviceOutOfMemory("one is enough") if plan.is_ahead else None
+    finished = harness.run()
+    assert_all_as_alone(finished.values())
+    assert set(finished) == {"ending", "other"}
+    assert len([plan for plan in harness.runner.plans if plan.is_ahead]) == 1
+    assert other.figures.preemptions == 1
+
+
+def test_steps_are_planned_ahead_again_after_some_that_were_not() -> None:
+    harness = make_ahead(max_model_len=200, num_blocks=64)
+    harness.runner.fails_on = lambda plan: DeviceOutOfMemory("once") if len(harness.runner.plans) == 2 else None
+    request = harness.add("long", [1, 2, 3], SamplingParams(max_tokens=150, ignore_eos=True))
+    harness.run()
+    assert aheads(harness)[:3] == [False, True, False]
+    assert aheads(harness)[CALM_STEPS : CALM_STEPS + 4] == [False, False, False, True]
+    assert_as_alone(request)
+
+
+def test_who_ended_is_told_before_the_model_is_found_broken() -> None:
+    harness = make_ahead()
+    ending = harness.add("ending", [1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
+    harness.add("other", [4, 5, 6], LONG)
+    harness.step()
+    harness.runner.num_failures = 1
+    harness.runner.probe_fails = True
+    assert harness.step() == [ending]
+    with pytest.raises(EngineBroken):
+        harness.step()
+
+
+def test_what_goes_wrong_in_vain_spoils_nobody() -> None:
+    """A decode behind the end of `ending` writes what is not finite to a block that is another's in the next step."""
+    harness = make_ahead(num_blocks=6)
+    stop = first_output([1, 2, 3], 2)[-1]
+    ending = harness.add("ending", [1, 2, 3], SamplingParams(max_tokens=9, stop_token_ids=frozenset({stop})))
+    other = harness.add("other", [4, 5, 6, 7, 8, 9, 10], LONG)
+    harness.step()
+    held: list[list[int]] = []
+    harness.runner.on_run = lambda: held.append(ending.held_block_ids)
+    assert harness.step() == [ending]
+    (_, spoilt) = held[-1]
+    harness.runner.spoil(spoilt, ending)
+    late = harness.add("late", range(10, 16), SamplingParams(max_tokens=4, ignore_eos=True))
+    harness.step()
+    assert late.figures.preemptions == 1  # it had that block
+    harness.run()
+    assert_all_as_alone((ending, other, late))
+    assert None not in harness.runner.slots
+
+
+def test_an_abort_of_somebody_who_is_not_here_waits_for_nothing() -> None:
+    harness = make_ahead()
+    request = harness.add("one", [1, 2, 3], LONG)
+    harness.step()
+    assert harness.engine.abort("another") is None
+    assert (request.num_output_tokens, request.num_pending_tokens) == (1, 1)
+
+
 def test_an_abort_first_finishes_the_step_under_way() -> None:
     harness = make_ahead()
     stop = first_output([1, 2, 3], 2)[-1]
@@ -273,6 +336,15 @@ def test_a_model_found_broken_by_an_abort_is_the_next_steps_to_say() -> None:
     assert harness.engine.abort("other") is other
     with pytest.raises(EngineBroken):
         harness.step()
+
+
+def test_who_ends_while_it_is_settled_can_be_asked_for() -> None:
+    harness = make_ahead()
+    request = harness.add("one", [1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
+    harness.step()
+    harness.engine.settle()
+    assert harness.engine.take_ended() == [request]
+    assert not harness.engine.has_work
 
 
 def test_settling_finishes_the_step_under_way() -> None:

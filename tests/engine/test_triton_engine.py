@@ -8,10 +8,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
+from engine import kv_cache
 from engine.cuda_graphs import Capture, CudaCapture, DecodeGraphs
 from engine.detokenizing import Detokenizer
 from engine.engine import Engine
 from engine.fused_layer import FusedLayer
+from engine.kv_cache import KVCache
 from engine.model_loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
 from engine.request import SamplingParams
@@ -91,6 +93,19 @@ def test_drawn_outputs_do_not_depend_on_the_batch(tmp_path: Path) -> None:
         return outputs_of(requests)
 
     assert outputs(PROMPTS[1:3])[1] == outputs(PROMPTS[2:3])[0]
+
+
+def test_blocks_are_copied_several_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU too, in the order in which they lie on a GPU."""
+    monkeypatch.setattr(kv_cache, "_zeros", lambda sizes, dtype, device: torch.zeros(sizes, dtype=dtype, device=device))
+    cache = KVCache(load(tmp_path, num_hidden_layers=1).model.kv_shape(4), 8, DEVICE)
+    keys, values = cache.layers[0]
+    for content in (keys, values):
+        content.copy_(torch.randn(content.shape))
+    expected = [content[[0, 1, 2, 3, 0, 2, 1, 7]].clone() for content in (keys, values)]
+    cache.copy_blocks([(0, 4), (2, 5), (1, 6)])
+    assert torch.equal(keys, expected[0])
+    assert torch.equal(values, expected[1])
 
 
 # --- CUDA graphs: recorded on a GPU; under the interpreter a graph is the forward itself ---

@@ -22,10 +22,10 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from engine.engine import Runner
 from engine.forking import prompt_id_of
 from engine.offload_policy import CopyTime
 from engine.step_plan import Launched, SchedulerOutput
+from engine.stepping import Runner
 from worker.queue.crashes import CrashKind
 from worker.queue.embedded_supervisor import try_lock
 from worker.queue.suspects import DeadWorker
@@ -175,7 +175,11 @@ class CrashJournal:
 
 
 class JournaledRunner:
-    """A model runner whose steps are noted before they run."""
+    """A model runner whose steps are noted before they run.
+
+    A job's output tokens are those that it has, or is to have, when the step begins: as many whether the step is ahead
+    of another or not. A crash in the step that another one is ahead of counts as the latter's.
+    """
 
     def __init__(self, runner: Runner, journal: Journal) -> None:
         self._runner = runner
@@ -186,7 +190,7 @@ class JournaledRunner:
         progress: dict[str, int] = {}  # of a job with several outputs, all their tokens
         for request in plan.requests:
             execution_id = prompt_id_of(request.request_id)
-            progress[execution_id] = progress.get(execution_id, 0) + request.num_output_tokens
+            progress[execution_id] = progress.get(execution_id, 0) + request.num_expected_output_tokens
         # The step that another one is ahead of is under way: those that are in the former alone take part too.
         self._journal.note_step({**self._progress, **progress} if plan.is_ahead else progress)
         self._progress = progress

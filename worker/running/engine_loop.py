@@ -95,6 +95,8 @@ class EngineLoop:
             self._run()
         finally:
             self.engine.settle()
+            for request in self.engine.take_ended():
+                self._note_finished(request)
 
     def _run(self) -> None:
         while True:

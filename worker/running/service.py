@@ -15,11 +15,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from engine.attention_layers import UnsupportedModel
 from engine.detokenizing import Detokenizer
-from engine.engine import Engine, Runner
+from engine.engine import Engine
 from engine.linears import Numerics, Weights
 from engine.memory import peak_memory_bytes
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
 from engine.model_runner import ModelRunner
+from engine.stepping import Runner
 from worker.errors import ConfigurationError
 from worker.log_fields import naming_worker
 from worker.model_shape import short_name

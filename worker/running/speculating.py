@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 
 from engine.config import EngineConfig
-from engine.engine import Runner
 from engine.model_loader import LoadedModel
 from engine.model_runner import ModelRunner
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculation import Speculation
+from engine.stepping import Runner
 from worker.errors import ConfigurationError
 from worker.running.sizing import draft_config
 from worker.running.tokenizing import Tokenizer
