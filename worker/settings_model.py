@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from worker.settings_engine import EngineSettings
+from worker.settings_serving import ServingSettings
 from worker.settings_types import (
     Address,
-    ByteSize,
     CollectorUrl,
     Currency,
     DatabaseUrl,
@@ -16,18 +17,15 @@ from worker.settings_types import (
     FunctionEntries,
     ListenAddress,
     LogFormat,
-    PowerOfTwo,
-    QueueName,
     QueueNames,
     RedisUrl,
     parse_address,
 )
 
 HIDDEN: Any = {"hidden": True}  # of a setting that no help mentions
-SERVING: Any = {"serving": True}  # of a setting that is `pagemill serve`'s alone
 
 
-class Settings(BaseModel):
+class Settings(ServingSettings, EngineSettings):
     """All settings, complete at construction. Bounds are part of each field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,21 +51,6 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         description="share of the claims that goes to queues behind the first one with jobs; 0 lets them wait",
     )
-    model: str | None = Field(
-        default=None, min_length=1, max_length=4096, description="a hub id, a local folder or a GGUF file"
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="type of the weights, and of the KV cache unless kv_dtype says otherwise"
-    )
-    weights: Literal["dtype", "int8"] = Field(
-        default="dtype",
-        description="how weights are held: as dtype, or the linear layers' in int8 (on a CPU; docs/precision.md)",
-    )
-    batch_invariant: bool = Field(
-        default=False,
-        description="a request's output is the same to the bit whatever runs beside it; slower (docs/determinism.md)",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto is a GPU where there is one")
     max_jobs: int = Field(
         default=1024,
         ge=1,
@@ -77,52 +60,6 @@ class Settings(BaseModel):
     )
     drain_seconds: float = Field(
         default=30.0, ge=0.0, le=3600.0, allow_inf_nan=False, description="time to finish held jobs after SIGTERM"
-    )
-    block_size: PowerOfTwo = Field(default=16, ge=8, le=256, description="KV slots in a block, a power of two")
-    kv_memory_bytes: ByteSize | None = Field(
-        default=None,
-        ge=1,
-        description="memory of the KV cache, for example 2GiB; unset takes what the device can spare",
-    )
-    kv_dtype: Literal["auto", "int8", "fp8"] = Field(
-        default="auto",
-        description="type of the KV cache: auto is the weights'; int8 and fp8 take about half the memory of bfloat16",
-    )
-    kv_offload_bytes: ByteSize = Field(
-        default=0,
-        ge=0,
-        description="memory of the host for KV blocks that the device has no room for; 0 computes them again",
-    )
-    max_num_seqs: int = Field(default=64, ge=1, le=4096, description="requests in one step")
-    token_budget: int | None = Field(
-        default=None, ge=16, le=1_048_576, description="tokens computed in one step; unset fits the device"
-    )
-    max_model_len: int | None = Field(
-        default=None, ge=16, le=16_777_216, description="longest prompt plus output, tokens; unset is the model's limit"
-    )
-    native_kernels: bool = Field(
-        default=True, description="on a CPU with bfloat16 units: C kernels, where there is a compiler (cc)"
-    )
-    cuda_graphs: bool = Field(
-        default=True, description="on a GPU: steps that only decode are recorded once and then started with one call"
-    )
-    async_scheduling: bool = Field(
-        default=True, description="on a GPU: each step is planned and launched while the one before it is under way"
-    )
-    enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of equal prefixes")
-    speculation: Literal["off", "ngram", "draft"] = Field(
-        default="off",
-        description="what proposes tokens that one step then checks: ngram, the request's own tokens; draft, a smaller "
-        "model; outputs stay the same",
-    )
-    draft_model: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=4096,
-        description="a smaller model with the same tokenizer, for speculation draft",
-    )
-    max_draft_tokens: int = Field(
-        default=8, ge=1, le=64, description="most tokens proposed for a request in one step; fewer where that pays more"
     )
     functions: FunctionEntries = Field(
         default=(),
@@ -216,66 +153,6 @@ class Settings(BaseModel):
         default=None,
         description="where a worker serves /healthz, /livez and /metrics: HOST:PORT, or PORT on this machine alone",
     )
-    serve_address: ListenAddress = Field(
-        default="8000",
-        description="where pagemill serve listens: HOST:PORT, or PORT on this machine alone",
-        json_schema_extra=SERVING,
-    )
-    serve_keys: Literal["auto", "required", "off"] = Field(
-        default="auto",
-        description="whether requests need an API key; auto: unless only this machine can reach serve_address",
-        json_schema_extra=SERVING,
-    )
-    serve_queue: QueueName = Field(
-        default="default", description="queue into which requests go", json_schema_extra=SERVING
-    )
-    serve_max_requests: int = Field(
-        default=256, ge=1, le=10_000, description="requests that are answered at once", json_schema_extra=SERVING
-    )
-    serve_max_waiting: int = Field(
-        default=1_000,
-        ge=1,
-        le=100_000_000,
-        description="jobs waiting in serve_queue above which requests are turned away",
-        json_schema_extra=SERVING,
-    )
-    serve_timeout_seconds: float = Field(
-        default=600.0,
-        ge=0.1,
-        le=86_400.0,
-        allow_inf_nan=False,
-        description="time for one answer, after which its job fails",
-        json_schema_extra=SERVING,
-    )
-    serve_worker_wait_seconds: float = Field(
-        default=10.0,
-        ge=0.0,
-        le=3600.0,
-        allow_inf_nan=False,
-        description="time that a request waits for a worker where none is alive",
-        json_schema_extra=SERVING,
-    )
-    serve_max_file_bytes: ByteSize = Field(
-        default=200_000_000,
-        ge=1,
-        le=10_000_000_000,
-        description="largest file that is taken, for example 200MB",
-        json_schema_extra=SERVING,
-    )
-    serve_tenant_file_bytes: ByteSize = Field(
-        default=10_000_000_000,
-        ge=1,
-        le=1_000_000_000_000_000,
-        description="most bytes of files that a tenant may keep, for example 10GB",
-        json_schema_extra=SERVING,
-    )
-    serve_file_days: int = Field(
-        default=30,
-        ge=1,
-        le=36_500,
-        description="time after which a file is deleted, where its sender does not say when",
-        json_schema_extra=SERVING,
-    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe message that is logged"
     )
@@ -306,13 +183,6 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _draft_model_drafts(self) -> Self:
-        if (self.speculation == "draft") != (self.draft_model is not None):
-            told = "not set" if self.draft_model is None else repr(self.draft_model)
-            raise ValueError(f"draft_model is {told} and speculation is {self.speculation!r}: one needs the other")
-        return self
-
-    @model_validator(mode="after")
     def _back_off_grows(self) -> Self:
         if self.retry_cap_seconds < self.retry_base_seconds:
             raise ValueError(
@@ -324,10 +194,6 @@ class Settings(BaseModel):
     def health_listener(self) -> Address | None:
         """Return where the health endpoint is to listen, if anywhere."""
         return parse_address(self.health_address) if self.health_address else None
-
-    def serve_listener(self) -> Address:
-        """Return where `pagemill serve` is to listen."""
-        return parse_address(self.serve_address)
 
     def queue_url(self) -> str | None:
         """Return the Redis URL with its password, or None for the embedded queue."""

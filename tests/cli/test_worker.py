@@ -7,7 +7,8 @@ import pytest
 
 from tests.cli.conftest import Run
 from worker.cli.logs import configure_logging
-from worker.settings_model import HIDDEN, SERVING, Settings
+from worker.settings_model import HIDDEN, Settings
+from worker.settings_serving import SERVING
 
 
 @pytest.fixture(autouse=True)

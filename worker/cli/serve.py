@@ -9,7 +9,8 @@ from worker.cli.logs import configure_logging
 from worker.cli.worker import settings_options
 from worker.extras import require_extra
 from worker.settings import load_settings
-from worker.settings_model import SERVING, Settings
+from worker.settings_model import Settings
+from worker.settings_serving import SERVING
 
 SETTINGS = [
     *("redis_url", "database_url", "data_dir"),

@@ -14,7 +14,8 @@ from worker.errors import ConfigurationError
 from worker.extras import require_extra
 from worker.progress import Panel
 from worker.settings import load_settings
-from worker.settings_model import HIDDEN, SERVING, Settings
+from worker.settings_model import HIDDEN, Settings
+from worker.settings_serving import SERVING
 
 P = ParamSpec("P")
 R = TypeVar("R")
