@@ -5,6 +5,7 @@ of the queries, a scaled residual, a partial rotation) is left as it is, and so 
 in another way than by their rotary embeddings (Ministral 3 scales queries, from some position on).
 """
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +37,18 @@ def fuse_layers(model: PagedModel) -> None:
     """Replace each decoder layer that its fused form equals, in place. After `fuse`."""
     decoder = getattr(model.model, "model", None)
     layers, embed = getattr(decoder, "layers", None), getattr(decoder, "rotary_emb", None)
-    if not isinstance(layers, nn.ModuleList) or embed is None or model.is_hooked:
+    if not isinstance(layers, nn.ModuleList) or embed is None or not _takes_positions_alone(embed) or model.is_hooked:
         return
     rotary = Rotary()
     for index, layer in enumerate[Any](layers):
         if _has_the_parts(layer):
             layers[index] = _replacement(model, layer, rotary, embed) or layer
+
+
+def _takes_positions_alone(embed: nn.Module) -> bool:
+    """Whether rotary embeddings are the same for all layers (MiMo's are asked for by the type of a layer)."""
+    parameters = list(inspect.signature(embed.forward).parameters.values())
+    return all(parameter.default is not inspect.Parameter.empty for parameter in parameters[2:])
 
 
 def _replacement(model: PagedModel, layer: Any, rotary: Rotary, embed: Any) -> FusedLayer | None:

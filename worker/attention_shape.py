@@ -47,6 +47,7 @@ DEFAULTS: dict[str, dict[str, int]] = {
         "vocab_size": 262_144,
         "max_position_embeddings": 131_072,
     },
+    "mimo_v2_flash": {"num_key_value_heads": 4, "head_dim": 192, "sliding_window": 129},
     "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "max_position_embeddings": 131_072},
     "mistral": {"num_key_value_heads": 8},
     "mixtral": {"num_key_value_heads": 8},
@@ -79,6 +80,8 @@ SLIDING = frozenset({"sliding_attention", "local"})  # the second is GPT-Neo's
 
 def field(text: Text, name: str) -> Any:
     """Return a field by the name that most architectures have for it, or what its model is without it."""
+    if name == "num_hidden_layers" and text.get("model_type") == "longcat_flash" and text.get("num_layers"):
+        return 2 * text["num_layers"]  # each attends twice
     for spelling in (name, *OTHER_NAMES.get(name, ())):
         if text.get(spelling) is not None:
             return text[spelling]
@@ -174,6 +177,9 @@ def _overrides(text: Text, num_layers: int) -> list[Mapping[str, int]]:
     if isinstance(by_layer, Mapping):
         named = {int(index): fields for index, fields in by_layer.items()}  # "05", where there are more than ten
         return [named.get(index, {}) for index in range(num_layers)]
+    if text.get("model_type") == "mimo_v2_flash":  # its sliding layers have twice the KV heads
+        twice = {"num_key_value_heads": 2 * field(text, "num_key_value_heads")}
+        return [{} if window is None else twice for window in windows_of(text, num_layers)]
     if text.get("model_type") != "gemma4_text":
         return [{}] * num_layers
     full = {"head_dim": text.get("global_head_dim") or GEMMA4_FULL_HEAD_DIM}

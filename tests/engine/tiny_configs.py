@@ -191,6 +191,9 @@ ALSO_SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
     "codegen": lambda: transformers.CodeGenConfig(**GPT_SIZES, **ENDS, rotary_dim=4),
     "cohere": lambda: transformers.CohereConfig(**SIZES),
     "deepseek-v2": lambda: transformers.DeepseekV2Config(**(LATENT | {"q_lora_rank": None}), **DEEPSEEK_MOE),
+    "dots1": lambda: transformers.Dots1Config(
+        **(SIZES | DEEPSEEK_MOE | {"n_group": 1, "head_dim": 8}), n_shared_experts=1
+    ),
     "ernie4_5": lambda: transformers.Ernie4_5Config(**SIZES, head_dim=8),
     "exaone4": lambda: transformers.Exaone4Config(**MIXED),
     "flex-olmo": lambda: transformers.FlexOlmoConfig(**MOE),
@@ -201,12 +204,28 @@ ALSO_SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
     "glm4-moe": lambda: transformers.Glm4MoeConfig(
         **(SIZES | DEEPSEEK_MOE | {"n_group": 1, "head_dim": 8}), n_shared_experts=1
     ),
+    "glm4-moe-lite": lambda: transformers.Glm4MoeLiteConfig(
+        **(LATENT | DEEPSEEK_MOE | {"n_group": 1}), n_shared_experts=1, mlp_layer_types=["dense", "sparse"]
+    ),
     "gpt-bigcode": lambda: transformers.GPTBigCodeConfig(**GPT_SIZES, **ENDS),
     "granite-moe": lambda: transformers.GraniteMoeConfig(**LOCAL_MOE),
     "helium": lambda: transformers.HeliumConfig(**SIZES, head_dim=8),
     "hunyuan-dense": lambda: transformers.HunYuanDenseV1Config(**SIZES, head_dim=8),
     "jetmoe": lambda: transformers.JetMoeConfig(
         **{name: size for name, size in LOCAL_MOE.items() if name != "num_attention_heads"}, kv_channels=8
+    ),
+    "longcat-flash": lambda: transformers.LongcatFlashConfig(
+        **LATENT,
+        num_layers=2,
+        head_dim=4,
+        ffn_hidden_size=48,
+        expert_ffn_hidden_size=24,
+        n_routed_experts=4,
+        moe_topk=2,
+        zero_expert_num=1,
+    ),
+    "mimo-v2-flash": lambda: transformers.MiMoV2FlashConfig(  # keys of 12 elements, values of 8
+        **(MIXED | DEEPSEEK_MOE | {"n_group": 1, "head_dim": 12, "v_head_dim": 8})
     ),
     "minicpm3": lambda: transformers.MiniCPM3Config(**LATENT),
     "minimax-m2": lambda: transformers.MiniMaxM2Config(**LOCAL_MOE, head_dim=8),
