@@ -40,6 +40,10 @@ class Trials:
         """Note that drafts are found to pay: should that end, it is soon tried again."""
         self._share = TRIAL_SHARE
 
+    def give_up(self) -> None:
+        """Note that drafts are not expected to pay: whoever is tried next, be it the same, has to be afforded."""
+        self._request_id = None
+
     def choose(self, candidates: Sequence[Candidate], plain_seconds: float) -> str | None:
         """Return on whom to try the drafter; None while that cannot be afforded. A trial goes on where it began."""
         if any(one.request_id == self._request_id for one in candidates):

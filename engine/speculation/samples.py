@@ -24,6 +24,10 @@ class Samples:
         return self.number >= ENOUGH
 
     def add(self, value: float, step: int) -> None:
+        self.noted_at = step
+        self.correct(value)
+
+    def correct(self, value: float) -> None:
+        """Take in what is no measurement, but tells that the latest ones are out of date."""
         self._latest.append(value)
         self.middle = median_low(self._latest)
-        self.noted_at = step

@@ -80,6 +80,7 @@ class Speculation:
         self._wanted = everybody.num_tokens
         self._fruitless_steps = 0 if self._wanted else self._fruitless_steps + 1
         if not self._wanted:
+            self._trials.give_up()
             return NO_DRAFTS
         try:
             return self._speculate(everybody, len(decoding), room, plain_seconds)

@@ -29,7 +29,9 @@ class StepCosts:
             self._plain.setdefault(batch, Samples()).add(seconds, self._steps)
         elif plain := self.plain_seconds(num_requests):
             cell = batch, _draft_cell(num_drafted)
-            self._drafted.setdefault(cell, Samples()).add(seconds / plain, self._steps)
+            self._drafted.setdefault(cell, Samples()).add(max(1.0, seconds / plain), self._steps)
+            if seconds < plain:  # without drafts it would not take longer: the machine was busy, and is no more
+                self._plain[batch].correct(seconds)
 
     def plain_seconds(self, num_requests: int) -> float | None:
         """Return the seconds of a step without drafts, None while that is not known."""

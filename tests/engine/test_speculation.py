@@ -93,6 +93,10 @@ def test_costs_are_assumed_measured_and_forgotten() -> None:
     assert costs.ratio(2, 4) == pytest.approx(1 + 4 * ASSUMED_PER_TOKEN, abs=0.01)
     assert costs.ratio(2, 8) == pytest.approx(1 + 8 * ASSUMED_PER_TOKEN, abs=0.01)
     assert costs.plain_age(2) == 0
+    for _ in range(3):
+        costs.note(2, 4, 0.5)  # it would not take longer without drafts
+    assert costs.plain_seconds(2) == 0.5
+    assert costs.plain_age(2) == 3
     assert costs.plain_age(5) > FORGETTING_STEPS
 
 

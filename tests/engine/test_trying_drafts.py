@@ -123,6 +123,8 @@ def test_trials_are_earned_and_stay_where_they_began() -> None:
     trials.earn(0.2 * cost / TRIAL_SHARE)
     assert trials.choose([other], step) == "other"
     trials.succeed()
+    trials.give_up()
+    assert trials.choose([other], step) is None
     trials.earn(1.01 * cost / TRIAL_SHARE)
     assert trials.choose([long], step) == "long"
 
