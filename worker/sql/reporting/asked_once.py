@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from sqlalchemy import RowMapping
 
-from worker.sql.database import reading
 from worker.sql.reporting import figures
 from worker.sql.reporting.figures import Counted, Distribution
 from worker.sql.reporting.filters import Bucket, Grouping, ReportFilter
@@ -51,7 +50,7 @@ class AskedOnce(Reports):
 
     def _in_steps(self, chosen: ReportFilter, step: Bucket) -> Mapping[tuple[Group, str], Counted] | None:
         """Return every figure of each step of time; None where percentiles are exact, or of a batch."""
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             if asks_for_batches(chosen, ()) or figures.are_exact(connection, chosen, (), self.exact_jobs):
                 return None
             return figures.count(connection, (*LATENCIES, *MEMORY), chosen, (step,))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select, text
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select
 
 from worker.sql.reporting.filters import Grouping, ReportFilter, group_labels, group_values
 from worker.sql.reporting.parts import (
@@ -48,6 +48,9 @@ class Distribution:
     relative_error: float
 
 
+Histogram = tuple[Sequence[int], Sequence[int]]  # some buckets, and beside each how many jobs are in it
+
+
 @dataclass(frozen=True, slots=True)
 class Counted:
     """One metric over some jobs: from this, unlike from percentiles, that of more jobs can be added up."""
@@ -55,7 +58,7 @@ class Counted:
     jobs: int
     total: float
     largest: float
-    buckets: Sequence[tuple[int, int]]  # each bucket, maybe in parts, and how many jobs are in it
+    histograms: Sequence[Histogram]  # of parts of the jobs
 
     @classmethod
     def sum_of(cls, parts: Sequence["Counted"]) -> "Counted":
@@ -64,17 +67,20 @@ class Counted:
             sum(part.jobs for part in parts),
             sum(part.total for part in parts),
             max(part.largest for part in parts),
-            tuple(chain.from_iterable(part.buckets for part in parts)),
+            tuple(chain.from_iterable(part.histograms for part in parts)),
         )
 
     def distribution(self, group: Group, metric: str) -> Distribution:
         """Return what it tells; percentiles have the histograms' error."""
-        counts = sorted(self.buckets)
-        ranks = list(accumulate(jobs for _, jobs in counts))
+        lowest = min(min(buckets) for buckets, _ in self.histograms)
+        counts = [0] * (1 + max(max(buckets) for buckets, _ in self.histograms) - lowest)
+        for buckets, jobs in self.histograms:
+            for bucket, number in zip(buckets, jobs, strict=True):
+                counts[bucket - lowest] += number
+        ranks = list(accumulate(counts))
+        buckets_of = {p: lowest + bisect_left(ranks, ranks[-1] * p / 100) for p in PERCENTS}
         # What stands for the highest bucket may exceed the highest value.
-        percentiles = {
-            p: min(value_in(counts[bisect_left(ranks, ranks[-1] * p / 100)][0]), self.largest) for p in PERCENTS
-        }
+        percentiles = {p: min(value_in(bucket), self.largest) for p, bucket in buckets_of.items()}
         mean = self.total / self.jobs
         return Distribution(group, metric, self.jobs, mean, self.total, self.largest, percentiles, RELATIVE_ERROR)
 
@@ -83,13 +89,17 @@ def count(
     connection: Connection, metrics: Sequence[str], chosen: ReportFilter, by: Grouping
 ) -> dict[tuple[Group, str], Counted]:
     """Return each metric of each group with its histogram: for few groups, as all buckets of each are fetched."""
-    _make_room(connection)
-    buckets: defaultdict[tuple[Group, str], list[tuple[int, int]]] = defaultdict(list)
+    found: defaultdict[tuple[Group, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     parts = divide_histograms(connection, chosen, by)
     for row in connection.execute(statement(histograms_of(metrics), parts, chosen, by)).mappings():
-        buckets[group_values(by, row), row["metric"]].append((row["bucket"], row["jobs"]))
+        buckets, jobs = found[group_values(by, row), row["metric"]]
+        buckets.append(row["bucket"])
+        jobs.append(row["jobs"])
     sums = _sums(connection, metrics, chosen, by)
-    return {key: Counted(sums[key]["jobs"], sums[key]["total"], sums[key]["largest"], buckets[key]) for key in buckets}
+    return {
+        key: Counted(sums[key]["jobs"], sums[key]["total"], sums[key]["largest"], [histogram])
+        for key, histogram in found.items()
+    }
 
 
 def are_exact(connection: Connection, chosen: ReportFilter, by: Grouping, exact_jobs: int) -> bool:
@@ -103,7 +113,6 @@ def distributions(
     """Return what is known of each metric of each group, exactly up to `exact_jobs` jobs."""
     if are_exact(connection, chosen, by, exact_jobs):
         return _exact(connection, metrics, chosen, by)
-    _make_room(connection)
     parts = _divide(connection, chosen, by)
     if asks_for_batches(chosen, by) and parts.rolled:
         figures = connection.execute(statement(batch_figures_of(metrics), parts, chosen, by))
@@ -115,11 +124,6 @@ def _divide(connection: Connection, chosen: ReportFilter, by: Grouping) -> Parts
     if asks_for_batches(chosen, by):
         return divide(connection, BATCH_FIGURES, chosen, by)
     return divide_histograms(connection, chosen, by)
-
-
-def _make_room(connection: Connection) -> None:
-    if connection.dialect.name == "postgresql":  # by default it would sort on disk
-        connection.execute(text("SET LOCAL work_mem = '64MB'"))
 
 
 def _sums(
@@ -175,10 +179,7 @@ def _of_batches(rows: Iterable[RowMapping], by: Grouping) -> list[Distribution]:
     found = []
     for (group, metric), same in groupby(rows, key=lambda row: (group_values(by, row), row["metric"])):
         counted = [
-            Counted(
-                row["jobs"], row["total"], row["largest"], list(zip(row["buckets"], row["bucket_jobs"], strict=True))
-            )
-            for row in same
+            Counted(row["jobs"], row["total"], row["largest"], [(row["buckets"], row["bucket_jobs"])]) for row in same
         ]
         found.append(Counted.sum_of(counted).distribution(group, metric))
     return found

@@ -1,10 +1,11 @@
 """The reports of one database."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping
+from sqlalchemy import Connection, Engine, RowMapping, text
 
 from worker.records import JobState
 from worker.sql.database import reading
@@ -34,6 +35,10 @@ from worker.sql.rollups.sources import COSTS, FAILURES, TOTALS, WASTE, Source
 ADDITIVE = frozenset({"kv_block_seconds"})  # the figures whose sum over jobs means something: blocks x time
 
 
+# By default PostgreSQL would sort on disk, and compile for seconds what it then runs for one.
+_FOR_LARGE_QUERIES = "SELECT set_config('work_mem', '64MB', true), set_config('jit', 'off', true)"
+
+
 class Reports:
     """The reports of one database, each from one snapshot. Every method raises ServiceUnavailable when it cannot be
     reached. Rows are sorted by group, unless a method says otherwise.
@@ -44,21 +49,29 @@ class Reports:
         self.engine = engine
         self.exact_jobs = exact_jobs
 
+    @contextmanager
+    def _snapshot(self) -> Iterator[Connection]:
+        """Give the database as it is at one moment, and PostgreSQL more room than it has for small queries."""
+        with reading(self.engine) as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text(_FOR_LARGE_QUERIES))
+            yield connection
+
     def span(self, chosen: ReportFilter) -> tuple[datetime, datetime] | None:
         """Return when the first and the last of the jobs ended, None where none has."""
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             return details.span(connection, chosen)
 
     def summary(self, chosen: ReportFilter) -> SummaryReport:
         """Return what became of the jobs, how many tokens went through and how fast."""
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             (totals,) = group_totals(connection, chosen, ())
             failures = _failures_by_code(connection, chosen)
         return _summary(totals, failures)
 
     def totals(self, chosen: ReportFilter, by: Grouping = ()) -> tuple[TotalsRow, ...]:
         """Return what became of each group's jobs; one row without groups, if there are jobs or not."""
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             return group_totals(connection, chosen, by)
 
     def throughput(self, chosen: ReportFilter, by: Grouping = (Dimension.HOUR,)) -> tuple[ThroughputRow, ...]:
@@ -139,32 +152,32 @@ class Reports:
         """Return where workers' time went, what no job is charged with included, over the whole hours that `since` and
         `until` touch. `by` may have MODEL and times; of the filter, the model counts too and the rest cannot.
         """
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             return details.worker_time(connection, chosen, by)
 
     def schedules(self, chosen: ReportFilter) -> tuple[ScheduleRun, ...]:
         """Return the runs of schedules whose slots are from `since` and before `until`, the latest first."""
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             return details.schedule_runs(connection, chosen)
 
     def slowest(self, chosen: ReportFilter, limit: int = 20) -> tuple[SlowJob, ...]:
         """Return the jobs that took longest from their enqueueing to their end, with their phases."""
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             return details.slowest(connection, chosen, limit)
 
     def job(self, job_id: str) -> SlowJob | None:
         """Return one job with its phases; None where it is unknown or has no figures."""
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             return details.one_job(connection, job_id)
 
     def rolled_until(self) -> datetime | None:
         """Return up to when jobs are rolled up, None where none are."""
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             span = rolled_span(connection)
         return None if span is None else span[1]
 
     def _counts(self, source: Source, chosen: ReportFilter, by: Grouping) -> Sequence[RowMapping]:
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             parts = divide(connection, source, chosen, by)
             rows = connection.execute(statement(source, parts, chosen, by)).mappings().all()
         return sorted(rows, key=lambda row: order_key(group_values(by, row)))
@@ -179,7 +192,7 @@ class Reports:
         return [(group, metric, known.get((group, metric))) for group in groups for metric in metrics]
 
     def _figures(self, metrics: Sequence[str], chosen: ReportFilter, by: Grouping) -> list[figures.Distribution]:
-        with reading(self.engine) as connection:
+        with self._snapshot() as connection:
             return figures.distributions(connection, metrics, chosen, by, self.exact_jobs)
 
 

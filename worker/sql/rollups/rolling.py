@@ -138,6 +138,7 @@ def roll_up(connection: Connection, start: datetime, end: datetime, by_day_befor
         return 0
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SET LOCAL work_mem = '{WORK_MEMORY}'"))
+        connection.execute(text("SET LOCAL jit = off"))  # it would compile for longer than the hours of a day take
     ended = (JobRow.ended_at >= start, JobRow.ended_at < end)
     jobs = _jobs_by_hour(connection, ended)  # before the sums: what is committed in between is found to be missing
     if len(known) == (end - start) // HOUR and all(_lacks(row, jobs) == {BATCH_FIGURES_COUNTED} for row in known):
