@@ -33,11 +33,12 @@ END = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)  # of the made-up jobs
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one report: as the first query of its connection, and the median of those after it."""
+    """Seconds of one report: as the first query of its connection, the median of those after it, the worst of all."""
 
     report: str
     first_s: float
     again_s: float
+    worst_s: float
     rows: int
 
 
@@ -194,18 +195,20 @@ def _time(name: str, ask: Callable[[], object]) -> Timing:
         started = time.monotonic()
         answer = ask()
         seconds.append(time.monotonic() - started)
-    return Timing(name, seconds[0], median(seconds[1:]), len(answer) if isinstance(answer, tuple) else 1)
+    rows = len(answer) if isinstance(answer, tuple) else 1
+    return Timing(name, seconds[0], median(seconds[1:]), max(seconds), rows)
 
 
 def _report(timings: list[Timing], as_json: bool) -> None:
     for timing in timings:
         if as_json:
             click.echo(json.dumps(asdict(timing)))
-    table = Table("report", "first s", "again s", "rows")
+    table = Table("report", "first s", "again s", "worst s", "rows")
     for timing in timings:
-        table.add_row(timing.report, f"{timing.first_s:.2f}", f"{timing.again_s:.2f}", f"{timing.rows:,}")
+        seconds = (f"{value:.2f}" for value in (timing.first_s, timing.again_s, timing.worst_s))
+        table.add_row(timing.report, *seconds, f"{timing.rows:,}")
     Console(stderr=as_json).print(table)
-    slow = [timing.report for timing in timings if timing.first_s > GOAL_SECONDS]
+    slow = [timing.report for timing in timings if timing.worst_s > GOAL_SECONDS]
     if slow:
         click.echo(f"slower than {GOAL_SECONDS:g} s: {', '.join(slow)}", err=True)
         sys.exit(1)
