@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,11 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file
 
 CONFIG_NAME = "config.json"
+# Of files up to this size a fingerprint has all; of larger ones their size and time, and pieces.
+WHOLE_BYTES = 8 << 20
+PIECE_BYTES = 4096
+PIECE_EVERY_BYTES = 1 << 20  # at least: a file has so many pieces at most
+MOST_PIECES = 1024
 
 
 class UnreadableCheckpoint(Exception):
@@ -46,18 +52,34 @@ def read_config(source: str, *, is_here: bool = False) -> Mapping[str, Any]:
 
 
 def fingerprint(source: str) -> str:
-    """Return a digest of a local folder's, or a hub id's, config and its files' names, sizes and times.
+    """Return a digest of the content of a local folder's, or a hub id's, config and weights.
 
-    Its files are here, and are not read. Raises UnreadableCheckpoint.
+    Of a large file the beginning, with the names and places of its tensors, and pieces all over it are read: another
+    that took its place is told apart, with the same size and time too, wherever that changed more than a few pages.
+    Its files are here. Raises UnreadableCheckpoint.
     """
     digest = hashlib.sha256(json.dumps(read_config(source, is_here=True), sort_keys=True).encode())
     try:
         for path in sorted(set(_paths_by_name(source, is_here=True).values())):
-            status = path.resolve().stat()
-            digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+            digest.update(f"{path.name} {_file_digest(path.resolve())}\n".encode())
     except OSError as error:
         raise UnreadableCheckpoint(str(error)) from error
     return digest.hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_size <= WHOLE_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(f"{status.st_size} {status.st_mtime_ns}".encode())
+        header_bytes = 8 + int.from_bytes(file.read(8), "little")  # as safetensors has it
+        distance = max(PIECE_EVERY_BYTES, status.st_size // MOST_PIECES)
+        pieces = [(0, min(header_bytes, WHOLE_BYTES))]
+        pieces += [(start, PIECE_BYTES) for start in range(header_bytes, status.st_size, distance)]
+        for start, size in [*pieces, (status.st_size - PIECE_BYTES, PIECE_BYTES)]:
+            digest.update(os.pread(file.fileno(), size, start))
+        return digest.hexdigest()
 
 
 class CheckpointFiles:

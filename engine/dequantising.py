@@ -3,6 +3,8 @@
 Scales have at most 16 significant bits in the packed layouts, so their products are exact before that rounding.
 """
 
+import json
+import math
 from collections.abc import Mapping
 
 import torch
@@ -33,6 +35,10 @@ def dequantise(quantisation: Quantisation, tensors: Mapping[str, Tensor], dtype:
             return _scaled(quantisation, tensors, dtype)
         case Layout.MXFP4:
             return _mxfp4(tensors["_blocks"], tensors["_scales"], dtype)
+        case Layout.TABLE:
+            return _table(tensors, dtype)
+        case Layout.ROWS:
+            return _rows(tensors, dtype)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
@@ -158,6 +164,44 @@ def _mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     fields = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
     values = torch.tensor(FP4_VALUES)[fields.int()] * _powers_of_two(scales).unsqueeze(-1)
     return values.flatten(-2).t().to(dtype).contiguous()
+
+
+def _table(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Bytes hold the places of two elements in the table, the first in the upper half. Scales of blocks may be places
+    in a table themselves, with scales of their own."""
+    state = next(tensor for part, tensor in tensors.items() if ".quant_state." in part)
+    numbers, absmax = tensors[".weight"], tensors[".weight.absmax"].flatten()
+    try:
+        facts = json.loads(bytes(state.tolist()))
+        shape, block = [int(size) for size in facts["shape"]], int(facts["blocksize"])
+        if absmax.dtype is torch.uint8:
+            shares = tensors[".weight.nested_quant_map"].float()[absmax.int()]
+            nested = _each(tensors[".weight.nested_absmax"], int(facts["nested_blocksize"]), absmax.numel())
+            absmax = shares * nested + float(facts["nested_offset"])
+        places = torch.stack([numbers.flatten() >> 4, numbers.flatten() & 15], dim=-1).flatten()[: math.prod(shape)]
+        values = tensors[".weight.quant_map"].float()[places.int()]
+        return (values * _each(absmax, block, values.numel())).reshape(shape).to(dtype)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedQuantisation(f"its numbers, scales and tables contradict each other: {error}") from None
+
+
+def _each(scales: Tensor, block: int, size: int) -> Tensor:
+    """Return the scale of each of `size` elements, of which `block` share one. Raises ValueError."""
+    if block < 1 or scales.numel() != -(-size // block):
+        raise ValueError(f"{scales.numel()} scales of blocks of {block} for {size} elements")
+    return scales.flatten().float().repeat_interleave(block)[:size]
+
+
+def _rows(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """int8 as a share of 127 of its row's greatest."""
+    numbers, greatest, order = tensors[".weight"], tensors[".SCB"], tensors.get(".weight_format")
+    if numbers.dtype is not torch.int8 or numbers.ndim != 2 or greatest.shape != numbers.shape[:1]:
+        raise UnsupportedQuantisation(
+            f"rows are {numbers.dtype} {list(numbers.shape)}, their greatest numbers {list(greatest.shape)}"
+        )
+    if order is not None and order.any():
+        raise UnsupportedQuantisation(f"its weight_format is {int(order)}; supported is 0, rows one after the other")
+    return _product(numbers, None, greatest.float().unsqueeze(1) / 127, dtype)
 
 
 def _powers_of_two(exponents: Tensor) -> Tensor:

@@ -39,13 +39,13 @@ def fuse(model: PreTrainedModel, numerics: Numerics, native: NativeKernels | Non
                 for index, name in enumerate(names):
                     setattr(parent, name, Sibling(siblings, index))
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
+            if type(child) is nn.Linear and not _is_only_read(parent, name):
                 make = maker.make_head if child is head else maker.make
                 setattr(parent, name, make(child.weight, child.bias))
                 if child is not head and maker.copies:  # the head's may be the embedding's too
                     pages.forget(child.weight)
             elif type(child).__name__.endswith("RMSNorm"):
-                setattr(parent, name, _plain_rms_norm(child) or child)
+                setattr(parent, name, _plain_rms_norm(child, model.dtype) or child)
             elif numerics.batch_invariant and _is_activation(child) and model.device.type == "cpu":
                 if type(child) not in uneven:
                     uneven[type(child)] = is_uneven(child, model.dtype)
@@ -102,6 +102,11 @@ class Sibling(nn.Module):
         return self.siblings.take(self._index, x)
 
 
+def _is_only_read(parent: nn.Module, name: str) -> bool:
+    """Whether a module takes a linear layer's weight, and does not call the layer: LongCat's router does."""
+    return name == "classifier" and type(parent).__name__.endswith("Router")
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension (Zhang and Sennrich 2019), in torch's own operator."""
 
@@ -114,10 +119,13 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def _plain_rms_norm(norm: nn.Module) -> RMSNorm | None:
-    """Return the replacement of a norm that computes just that, judged by what it does: some add 1 to the weight."""
+def _plain_rms_norm(norm: nn.Module, dtype: torch.dtype) -> RMSNorm | None:
+    """Return the replacement of a norm that computes just that, judged by what it does: some add 1 to the weight.
+
+    None of one whose weight has another type than the model, as gpt-oss's in float16: torch's operator takes one.
+    """
     weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(eps, float):
+    if not isinstance(weight, Tensor) or weight.ndim != 1 or not isinstance(eps, float) or weight.dtype is not dtype:
         return None
     replacement = RMSNorm(weight, eps)
     probe = torch.linspace(-3, 3, 2 * weight.numel(), dtype=weight.dtype, device=weight.device).view(2, -1)

@@ -66,7 +66,8 @@ class FusedLayer(nn.Module):
         cos, sin = self._rotary.take(embeddings)
         num_rotated = self._num_heads + self._num_kv_heads
         plain, value = heads[:, :num_rotated], heads[:, num_rotated:]
-        rotated = torch.addcmul(plain * cos, plain.roll(self._head_dim // 2, dims=-1), sin)
+        # Some definitions rotate in float32 (OLMo, Ernie 4.5), whatever the model's type.
+        rotated = torch.addcmul(plain * cos, plain.roll(self._head_dim // 2, dims=-1), sin).to(heads.dtype)
         query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
         return model_input.store_and_attend(self.layer_index, query, key, value, self._rules)
 

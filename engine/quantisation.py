@@ -1,7 +1,7 @@
 """How the weights of a checkpoint lie in its tensors when they are quantised. Imports no torch: commands read it too.
 
 Layouts are those of the programs that write such checkpoints: AutoAWQ and GPTQModel (int32 words of small numbers),
-compressed-tensors, DeepSeek's FP8 in blocks, and OpenAI's MXFP4.
+compressed-tensors, DeepSeek's FP8 in blocks, OpenAI's MXFP4, and bitsandbytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +10,7 @@ from enum import StrEnum
 
 WORD_BITS = 32
 MXFP4_BITS = 4
+TABLES = ("nf4", "fp4")  # of bitsandbytes
 # What runs on quantised activations, or a quantised KV cache, would need. Weights do not depend on it.
 ACTIVATION_PARTS = tuple(
     f".{name}_{part}"
@@ -18,7 +19,7 @@ ACTIVATION_PARTS = tuple(
 )
 # Suffixes that only tensors of quantised weights have: beside weights that are not, they show that something is amiss.
 TELLTALE = (
-    *(".qweight", ".qzeros", ".scales", ".g_idx"),
+    *(".qweight", ".qzeros", ".scales", ".g_idx", ".SCB", ".absmax", ".quant_map"),
     *(".weight_packed", ".weight_scale", ".weight_scale_2", ".weight_zero_point", "_scale_inv", "_blocks", "_scales"),
 )
 
@@ -35,6 +36,8 @@ class Layout(StrEnum):
     PACKED = "packed"  # compressed-tensors, several numbers an int32
     SCALED = "scaled"  # a number an element, of 8 bits, and scales
     MXFP4 = "mxfp4"
+    TABLE = "table"  # bitsandbytes' 4 bits: places in a table of values, and a scale for each block of elements
+    ROWS = "rows"  # bitsandbytes' 8 bits: int8, and the greatest of each row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,16 @@ PARTS: dict[Layout, tuple[Parts, ...]] = {
         Parts(marker=".weight_scale", result=".weight", needed=(".weight",), optional=(".weight_zero_point",)),
     ),
     Layout.MXFP4: (Parts(marker="_blocks", result="", needed=("_scales",)),),
+    Layout.TABLE: tuple(
+        Parts(
+            marker=f".weight.quant_state.bitsandbytes__{name}",
+            result=".weight",
+            needed=(".weight", ".weight.absmax", ".weight.quant_map"),
+            optional=(".weight.nested_absmax", ".weight.nested_quant_map"),
+        )
+        for name in TABLES
+    ),
+    Layout.ROWS: (Parts(marker=".SCB", result=".weight", needed=(".weight",), optional=(".weight_format",)),),
 }
 
 NUMBERS = (
@@ -134,9 +147,9 @@ def dequantised_shapes(quantisation: Quantisation, shapes: Mapping[str, tuple[in
 
 def _numbers_an_element(quantisation: Quantisation) -> int:
     match quantisation.layout:
-        case Layout.SCALED:
+        case Layout.SCALED | Layout.ROWS:
             return 1
-        case Layout.MXFP4:
+        case Layout.MXFP4 | Layout.TABLE:
             return 8 // MXFP4_BITS
         case _:
             return WORD_BITS // quantisation.bits

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.quantisation import MXFP4_BITS, Layout, Quantisation, UnsupportedQuantisation
+from engine.quantisation import MXFP4_BITS, TABLES, Layout, Quantisation, UnsupportedQuantisation
 
 SECTIONS = ("quantization_config", "compression_config")  # of a config.json, either of which tells
-SUPPORTED = "awq, compressed-tensors, fp8, gptq and mxfp4"
+SUPPORTED = "awq, bitsandbytes, compressed-tensors, fp8, gptq and mxfp4"
 GPTQ_BITS = (2, 4, 8)
 PACKED_BITS = (4, 8)
 COMPRESSED_FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
@@ -82,6 +82,20 @@ def _read_fp8(found: Mapping[str, Any]) -> Quantisation:
 
 def _read_mxfp4(found: Mapping[str, Any]) -> Quantisation:
     return Quantisation(name="MXFP4", layout=Layout.MXFP4, bits=MXFP4_BITS)
+
+
+def _read_bitsandbytes(found: Mapping[str, Any]) -> Quantisation:
+    """Each weight says itself how it is stored; here is only whether in 4 or in 8 bits."""
+    four, eight = bool(found.get("load_in_4bit")), bool(found.get("load_in_8bit"))
+    if four == eight:
+        raise UnsupportedQuantisation(
+            f"its weights are quantised by bitsandbytes with load_in_4bit {four} and load_in_8bit {eight}; "
+            "one of them is needed"
+        )
+    if eight:
+        return Quantisation(name="bitsandbytes 8 bit", layout=Layout.ROWS, bits=8)
+    _check("bitsandbytes", found, bnb_4bit_quant_type=(None, *TABLES), bnb_4bit_quant_storage=(None, "uint8"))
+    return Quantisation(name="bitsandbytes 4 bit", layout=Layout.TABLE, bits=4)
 
 
 def _read_compressed(found: Mapping[str, Any]) -> Quantisation:
@@ -162,6 +176,7 @@ def _refusal(method: str, field: str, value: object, supported: str) -> str:
 
 READERS: dict[str, Callable[[Mapping[str, Any]], Quantisation]] = {
     "awq": _read_awq,
+    "bitsandbytes": _read_bitsandbytes,
     "gptq": _read_gptq,
     "fp8": _read_fp8,
     "compressed-tensors": _read_compressed,

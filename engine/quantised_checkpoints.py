@@ -35,7 +35,7 @@ FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 def dequantised_folder(source: str, quantisation: Quantisation, dtype: torch.dtype, cache_dir: Path) -> Path:
     """Return a folder under `cache_dir` with the weights of a local folder or hub id in `dtype`, made once.
 
-    Its name has a digest of the config and of the files' names, sizes and times. It has no tokenizer. Raises
+    Its name has a digest of the config and of the files (`fingerprint`). It has no tokenizer. Raises
     UnsupportedQuantisation, UnreadableCheckpoint, and OSError where there is no room.
     """
     config = read_config(source)

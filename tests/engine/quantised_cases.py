@@ -13,13 +13,15 @@ from transformers import PreTrainedModel
 
 from engine.linears import Numerics
 from engine.model_loader import LoadedModel, load_model
-from tests.engine.quantised_models import Stored, awq, gptq, in_blocks, packed, write_checkpoint
+from tests.engine.quantised_models import Stored, awq, by_row, gptq, in_blocks, packed, table, write_checkpoint
 from tests.engine.tiny_configs import SERVED
 from tests.engine.tiny_models import random_model
 
 CPU = torch.device("cpu")
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": True}
+BITSANDBYTES_4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+BITSANDBYTES_8 = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [20, 12]}
 
 
@@ -61,6 +63,14 @@ CASES = {
     ),
     "gptq-2-bit": Case(functools.partial(gptq, bits=2), GPTQ | {"bits": 2}, "GPTQ 2 bit"),
     "gptq-8-bit": Case(functools.partial(gptq, bits=8), GPTQ | {"bits": 8, "dynamic": {"-:lm_head": {}}}, "GPTQ 8 bit"),
+    "bitsandbytes-nf4": Case(table, BITSANDBYTES_4, "bitsandbytes 4 bit"),
+    "bitsandbytes-fp4": Case(
+        functools.partial(table, name="fp4", block=128),
+        BITSANDBYTES_4 | {"bnb_4bit_quant_type": "fp4"},
+        "bitsandbytes 4 bit",
+    ),
+    "bitsandbytes-nested": Case(functools.partial(table, nested=True), BITSANDBYTES_4, "bitsandbytes 4 bit"),
+    "bitsandbytes-int8": Case(by_row, BITSANDBYTES_8, "bitsandbytes 8 bit"),
     "fp8": Case(lambda weight: in_blocks(weight, (20, 12), E4M3, "weight_scale_inv"), FP8, "FP8"),
     "fp8-bfloat16-scales": Case(
         lambda weight: in_blocks(weight, (20, 12), E4M3, "weight_scale_inv", torch.bfloat16), FP8, "FP8"

@@ -213,6 +213,70 @@ def mxfp4(weight: Tensor) -> Stored:
     return Stored({"blocks": blocks, "scales": exponents}, expected)
 
 
+def nearest(values: Sequence[float], value: float) -> int:
+    """Return the place of the value that is nearest to one."""
+    distances = [abs(one - value) for one in values]
+    return distances.index(min(distances))
+
+
+def table(weight: Tensor, name: str = "nf4", block: int = 64, *, nested: bool = False) -> Stored:
+    """bitsandbytes' 4 bits: a place in a table for each element, the first of two in the upper half of a byte."""
+    values = [-1.0, -0.7, -0.5, -0.4, -0.3, -0.2, -0.1, 0.0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1.0]
+    flat = weight.flatten().tolist()
+    blocks = [flat[start : start + block] for start in range(0, len(flat), block)]
+    greatest = torch.tensor([max(map(abs, one)) for one in blocks])
+    facts: dict[str, Any] = {"quant_type": name, "blocksize": block, "dtype": "float32", "shape": list(weight.shape)}
+    parts = {"weight.absmax": greatest}
+    if nested:
+        offset, outer = greatest.mean().item(), torch.tensor([0.5, 0.25])
+        size = -(-len(blocks) // 2)  # blocks of blocks
+        inner = torch.arange(-128, 128) / 128
+        shares = [(one - offset) / outer[index // size].item() for index, one in enumerate(greatest.tolist())]
+        places = [nearest(inner.tolist(), share) for share in shares]
+        greatest = torch.tensor(
+            [inner[place].item() * outer[index // size].item() + offset for index, place in enumerate(places)]
+        )
+        parts = {
+            "weight.absmax": torch.tensor(places, dtype=torch.uint8),
+            "weight.nested_absmax": outer,
+            "weight.nested_quant_map": inner,
+        }
+        facts |= {"nested_blocksize": size, "nested_dtype": "float32", "nested_offset": offset}
+    shares = [value / greatest[index // block].item() for index, value in enumerate(flat)]
+    found = [nearest(values, share) for share in shares]
+    packed_bytes = [16 * first + second for first, second in zip(found[::2], found[1::2], strict=True)]
+    exact = [torch.tensor(values)[place] * greatest[index // block] for index, place in enumerate(found)]
+    return Stored(
+        {
+            "weight": torch.tensor(packed_bytes, dtype=torch.uint8).unsqueeze(1),
+            "weight.quant_map": torch.tensor(values),
+            f"weight.quant_state.bitsandbytes__{name}": torch.tensor(
+                list(json.dumps(facts).encode()), dtype=torch.uint8
+            ),
+            **parts,
+        },
+        torch.stack(exact).view(weight.shape),
+    )
+
+
+def by_row(weight: Tensor) -> Stored:
+    """bitsandbytes' 8 bits: shares of 127 of a row's greatest."""
+    greatest = weight.abs().amax(dim=1)
+    numbers = [
+        [round(value / most * 127) for value in row]
+        for row, most in zip(weight.tolist(), greatest.tolist(), strict=True)
+    ]
+    exact = [[number * (most / 127) for number in row] for row, most in zip(numbers, greatest, strict=True)]
+    return Stored(
+        {
+            "weight": torch.tensor(numbers, dtype=torch.int8),
+            "SCB": greatest,
+            "weight_format": torch.tensor(0, dtype=torch.uint8),
+        },
+        torch.tensor(exact),
+    )
+
+
 def write_checkpoint(
     folder: Path,
     model: PreTrainedModel,

@@ -1,6 +1,5 @@
 """Quantised checkpoints: each format's weights are what its numbers stand for, and are made once."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -151,7 +150,9 @@ def test_converted_once_a_dtype_and_content(saved: Path) -> None:
     load(saved)
     assert folders() == first
     load(saved, torch.bfloat16)
-    os.utime(saved / "model.safetensors", ns=(0, 0))
+    content = bytearray((saved / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (saved / "model.safetensors").write_bytes(content)
     load(saved)
     assert len(folders()) == 3
     assert first.items() <= folders().items()

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from engine.attention_layers import UnsupportedModel
 from engine.model_loader import ModelNotFound
-from tests.engine.quantised_cases import AWQ, E4M3, FP8, GPTQ, PACKED_4, compressed, llama, load, saved
-from tests.engine.quantised_models import awq, gptq, in_blocks, save, write_checkpoint
+from tests.engine.quantised_cases import AWQ, BITSANDBYTES_4, E4M3, FP8, GPTQ, PACKED_4, compressed, llama, load, saved
+from tests.engine.quantised_models import awq, gptq, in_blocks, save, table, write_checkpoint
 from tests.engine.tiny_configs import SERVED
 from tests.engine.tiny_models import random_model
 
@@ -31,8 +31,11 @@ def assert_refused(folder: Path, reason: str, error: type[Exception] = Unsupport
 @pytest.mark.parametrize(
     ("quantization", "reason"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "by 'bitsandbytes'; supported are awq, comp"),
-        ({"quant_method": "modelopt"}, "by 'modelopt'; supported are"),
+        ({"quant_method": "modelopt"}, "by 'modelopt'; supported are awq, bits"),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit False and load_in_8bit False; one of them is needed"),
+        (BITSANDBYTES_4 | {"load_in_8bit": True}, "load_in_4bit True and load_in_8bit True; one of them is needed"),
+        (BITSANDBYTES_4 | {"bnb_4bit_quant_type": "af4"}, "with bnb_4bit_quant_type 'af4'; supported is nf4 or fp4"),
+        (BITSANDBYTES_4 | {"bnb_4bit_quant_storage": "bfloat16"}, "with bnb_4bit_quant_storage 'bfloat16'"),
         ({"load_in_8bit": True}, "by None; supported are"),
         (AWQ | {"bits": 3}, "by awq with bits 3; supported is 4"),
         (AWQ | {"version": "gemv"}, "by awq with version 'gemv'; supported is gemm"),
@@ -119,6 +122,28 @@ def test_column_groups_beyond_the_scales(llama: PreTrainedModel, tmp_path: Path)
     tensors[f"{DOWN}.g_idx"][0] = 3
     save(folder, tensors)
     assert_refused(folder, "a column's group is beyond the 3 groups")
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"blocksize": 0}, "24 scales of blocks of 0 for 1536 elements"),
+        ({"blocksize": 10**15}, "24 scales of blocks of 1000000000000000 for 1536"),
+        ({"shape": [10**6, 10**6]}, "shape .* is invalid for input of size 1536"),
+        ({"shape": None}, "'NoneType' object is not iterable"),
+    ],
+)
+def test_states_of_bitsandbytes_that_are_wrong(
+    facts: dict[str, object], reason: str, llama: PreTrainedModel, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    write_checkpoint(folder, llama, table, BITSANDBYTES_4)
+    tensors, name = load_file(folder / "model.safetensors"), f"{DOWN}.weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(bytes(tensors[name].tolist())) | facts
+    tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    save(folder, tensors)
+    with pytest.raises(UnsupportedModel, match=f"is not bitsandbytes 4 bit: its numbers, .*{reason}"):
+        load(folder)
 
 
 def test_scales_that_the_config_does_not_tell_of(llama: PreTrainedModel, tmp_path: Path) -> None:
