@@ -99,7 +99,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(prefix=st.sampled_from(PREFIXES), suffix=st.lists(st.integers(0, NAN_TOKEN - 1), max_size=6), params=params)
     def add_one_that_is_not_finite(self, prefix: tuple[int, ...], suffix: list[int], params: SamplingParams) -> None:
-        self._add([*prefix, NAN_TOKEN, *suffix], params, "")
+        # Where windows hide it from what comes later, another with the same beginning may rightly get on.
+        is_seen_on = None in self.harness.config.windows
+        self._add([*prefix, NAN_TOKEN, *(suffix if is_seen_on else ())], params, "")
 
     def _add(self, prompt: list[int], params: SamplingParams, tenant: str) -> None:
         request_id = str(self.num_added)
@@ -121,7 +123,10 @@ class EngineMachine(RuleBasedStateMachine):
     def add_group(self, prefix: tuple[int, ...], suffix: list[int], outputs: list[SamplingParams]) -> None:
         request_id = str(self.num_added)
         self.num_added += 1
-        prompt, config = [*prefix, *suffix], self.harness.config
+        config = self.harness.config
+        if None not in config.windows:
+            suffix = [token for token in suffix if token != NAN_TOKEN]
+        prompt = [*prefix, *suffix]
         worst = len(prompt) + max(params.max_tokens for params in outputs)
         if prompt and worst <= config.longest_sequence:
             requests = self.harness.engine.add_group(request_id, prompt, [Output(params) for params in outputs])
