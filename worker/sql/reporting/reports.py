@@ -36,7 +36,7 @@ ADDITIVE = frozenset({"kv_block_seconds"})  # the figures whose sum over jobs me
 
 
 # By default PostgreSQL would sort on disk, and compile for seconds what it then runs for one.
-_FOR_LARGE_QUERIES = "SELECT set_config('work_mem', '64MB', true), set_config('jit', 'off', true)"
+_FOR_LARGE_QUERIES = "SELECT set_config('work_mem', '128MB', true), set_config('jit', 'off', true)"
 
 
 class Reports:
