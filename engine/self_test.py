@@ -3,7 +3,7 @@
 What is compared is the logits of many tokens, and what counts is the median over each stretch of them. One token of a
 model in a narrow type may be led astray by rounding alone, where it makes another expert win; a stretch is not. Of the
 architectures that are served, with random weights in bfloat16, single tokens are off by up to 1.3 standard deviations,
-the median of a stretch by at most a tenth.
+the median of a stretch by at most a tenth; Gemma 3 270M's own weights, on tokens that make no sense, by a fifth.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ INVARIANCE_TOKENS = 56
 DIFFERENT_TOKENS = 24
 # The largest median of a stretch that is allowed: of the root mean square difference over the vocabulary, as a share of
 # the logits' standard deviation. A model whose attention is not ours, or not wholly ours, is off by about 1.
-TOLERANCE = {torch.float32: 0.001, torch.float16: 0.05, torch.bfloat16: 0.2}
-INT8_TOLERANCE = 0.25
+TOLERANCE = {torch.float32: 0.001, torch.float16: 0.08, torch.bfloat16: 0.4}
+INT8_TOLERANCE = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
