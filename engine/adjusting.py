@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.request import Request, RequestError
-from engine.transfers import sent, to_device
+from kernels.transfers import sent, to_device
 
 NEVER = float("-inf")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.host_tier import Restore, Spill
 from engine.kv_cache import KVCache
 from engine.offload_policy import CopyTime, Direction
-from engine.transfers import to_device
+from kernels.transfers import to_device
 
 
 class BlockCopier:

@@ -20,6 +20,7 @@ from engine.paged_model import ModelInput, PagedModel, StepAttention, batches_of
 from engine.step_plan import ScheduledRequest, SchedulerOutput
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.score_rules import ScoreRules
+from kernels.transfers import to_send
 from kernels.triton_plan import SplitRule, TritonPlan, plan_attention
 from kernels.triton_static_plan import PlanRoom, StaticPlan
 
@@ -115,7 +116,7 @@ class DecodeGraphs:
             return None
         for heads, one in fresh.items():
             graph.plans[heads].fill(one)
-        graph.tokens.copy_(_to_copy(tokens, graph.tokens), non_blocking=True)
+        graph.tokens.copy_(to_send(tokens, graph.tokens.device), non_blocking=True)
         fill_pending(graph.tokens[0])
         graph.replay()
         return graph.logits[: len(plan.scheduled)]
@@ -184,8 +185,3 @@ def bucket_for(shares: Sequence[ScheduledRequest]) -> int | None:
 
 def _only_decodes(share: ScheduledRequest) -> bool:
     return share.num_scheduled_tokens == 1 and not share.draft and not share.request.lacks_prompt_logprobs
-
-
-def _to_copy(host: Tensor, target: Tensor) -> Tensor:
-    """Return a tensor whose transfer to the target does not wait for the work queued before it."""
-    return host.pin_memory() if target.is_cuda else host

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from engine.kv_groups import KVGroup
 from engine.kv_layout import AttentionLayer, KVLayout, Lane, Place
-from engine.transfers import to_device
 from kernels import ops
 from kernels.kv_scales import GREATEST, KVScales, why_unsupported
 from kernels.native.tiles import CacheStruct, struct_of_cache
+from kernels.transfers import to_device
 
 QUANTISED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 SCALE_DTYPE = torch.bfloat16  # float32's range in two bytes; its rounding stays below half a step of the numbers

@@ -10,7 +10,7 @@ from engine.quarantine import DeviceOutOfMemory
 from engine.request import RequestError
 from engine.sampler import Choice
 from engine.step_plan import Sampled, SchedulerOutput
-from engine.transfers import to_device
+from kernels.transfers import to_device
 
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"  # how torch's message for it begins, in a plain RuntimeError
 

@@ -94,7 +94,7 @@ class ModelRunner:
                 logits = self._forward(plan)
             if any(share.draft for share in plan.scheduled):
                 return Computed(results_of(plan, sample_drafts(logits, plan.scheduled)) | failed)
-            self._latest = LaunchedStep(plan, choose(logits, [share.request for share in plan.scheduled]), failed)
+            self._latest = LaunchedStep(plan, choose(logits, plan.requests), failed)
         return self._latest
 
     def _forward(self, plan: SchedulerOutput) -> Tensor:

@@ -24,7 +24,6 @@ from engine.attention_patches import Attend, hook_attention, patch_attention
 from engine.kv_cache import KVCache, KVShape
 from engine.kv_layout import AttentionLayer, groups_of
 from engine.step_plan import SchedulerOutput
-from engine.transfers import to_device
 from kernels import ops
 from kernels.native.attending import NativePlan
 from kernels.native.library import NativeKernels
@@ -32,6 +31,7 @@ from kernels.native.planning import is_served, plan_step
 from kernels.native.tiles import GROUP
 from kernels.paged_batch import PagedBatch, PagedSequence
 from kernels.score_rules import ScoreRules
+from kernels.transfers import to_device
 
 AttentionPlan: TypeAlias = ops.AttentionPlan | NativePlan
 

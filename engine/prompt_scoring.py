@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from engine.request import Request, RequestError
 from engine.sampler import NOT_FINITE, fetch_logprobs, read_logprobs
 from engine.step_plan import ScheduledRequest, SchedulerOutput
-from engine.transfers import to_device
+from kernels.transfers import to_device
 
 ROWS_AT_ONCE = 64  # of logits: with a vocabulary of 150,000 they and their logarithms take 77 MB
 

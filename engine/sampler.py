@@ -10,9 +10,9 @@ from torch import Tensor
 
 from engine.adjusting import adjust, bans_ends
 from engine.request import Request, RequestError, RequestState, TokenLogprobs
-from engine.transfers import HostCopies, to_device
 from kernels import ops
 from kernels.draws import Draws
+from kernels.transfers import HostCopies, to_device
 
 NOT_FINITE = "the model returned logits that are not finite"
 

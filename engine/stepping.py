@@ -10,7 +10,7 @@ from engine.ledger import EngineLedger
 from engine.lineup import Lineup
 from engine.offload_policy import CopyTime
 from engine.quarantine import EngineBroken
-from engine.recovering import Recovery, blocks_of
+from engine.recovering import Mender, Recovery, blocks_of
 from engine.request import Request, RequestError, RequestState
 from engine.scheduler import Scheduler
 from engine.speculation.speculator import Speculator
@@ -20,7 +20,7 @@ from engine.step_plan import NO_DRAFTS, Drafts, Launched, Sampled, SchedulerOutp
 logger = logging.getLogger(__name__)
 
 
-class Runner(Protocol):
+class Runner(Mender, Protocol):
     """What the engine needs of a model runner."""
 
     def launch(self, plan: SchedulerOutput) -> Launched:
@@ -34,12 +34,6 @@ class Runner(Protocol):
 
     def take_copy_times(self) -> Sequence[CopyTime]:
         """Return what copies to the host and back took that ended since this was asked last."""
-
-    def probe(self) -> None:
-        """Run a smallest step through a free block. Raises when the model fails on that too."""
-
-    def scrub(self, block_ids: list[int]) -> None:
-        """Make the content of blocks finite."""
 
 
 @dataclass(frozen=True, slots=True)

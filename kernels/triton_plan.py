@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.paged_batch import PagedBatch
 from kernels.shared_prefix import PrefixGroup, find_prefix_groups
+from kernels.transfers import sent
 
 Ints: TypeAlias = "array[int]"  # which Python 3.11 cannot evaluate
 
@@ -260,7 +261,5 @@ def _to_device(segments: Sequence[Ints], device: torch.device) -> list[Tensor]:
         packed.extend(segment)
         packed.extend(array("i", [0]) * (-len(segment) % ALIGNMENT))
     host = torch.frombuffer(packed, dtype=torch.int32)
-    if device.type == "cuda":
-        host = host.pin_memory()  # so that the transfer does not wait for the work queued before it
-    values = host.to(device, non_blocking=True)
+    values = sent(host, device)
     return [values[start : start + len(segment)] for start, segment in zip(starts, segments, strict=True)]

@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from kernels.transfers import to_send
 from kernels.triton_plan import ALIGNMENT, CHUNK_TILE_ROWS, MIN_TILE, Merges, SplitRule, TritonPlan
 
 
@@ -88,9 +89,7 @@ class StaticPlan:
             starts.fill_(len(fresh.merges.parts))  # a merge from there to there has no parts
             _begin(starts, fresh.merges.starts)
             _begin(parts, fresh.merges.parts)
-        if self._values.is_cuda:
-            host = host.pin_memory()
-        self._values.copy_(host, non_blocking=True)
+        self._values.copy_(to_send(host, self._values.device), non_blocking=True)
 
 
 def _views(values: Tensor, starts: Sequence[int], lengths: Sequence[int]) -> list[Tensor]:

@@ -123,9 +123,8 @@ def config_of_gguf(fields: Text) -> dict[str, Any]:
     config = {"model_type": GGUF_TYPES.get(architecture, architecture)} | {
         name: value for name, value in values.items() if value is not None
     }
-    if (
-        config["model_type"] == "gemma4_text"
-    ):  # transformers reads the width of full layers, and takes its own for the others
+    # Of Gemma 4 transformers reads the width of full layers, and takes its own for the others.
+    if config["model_type"] == "gemma4_text":
         config["global_head_dim"] = config.pop("head_dim", None)
     if config["model_type"] not in FULL_LAYER_EVERY:
         config.pop("sliding_window", None)

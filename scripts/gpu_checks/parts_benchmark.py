@@ -52,9 +52,10 @@ class Pair:
 def measure_parts(device: torch.device) -> dict[str, dict[str, float]]:
     """Return the figures; times in ms."""
     with torch.inference_mode():
+        step_model = _step_model(device)
         return {pair.name: _compared(time_ms(pair.ours), time_ms(pair.theirs)) for pair in pairs(device)} | {
-            "decode_step": _decode_step(_step_model(device)),
-            "engine_step": measure_steps(_step_model(device)),
+            "decode_step": _decode_step(step_model),
+            "engine_step": measure_steps(step_model),
         }
 
 

@@ -25,8 +25,7 @@ class FailingRunner:
 
     def launch(self, plan: SchedulerOutput) -> Launched:
         self._plan = plan
-        requests = [share.request for share in plan.scheduled]
-        self._markers = {request.request_id: self._find_markers(request) for request in requests}
+        self._markers = {request.request_id: self._find_markers(request) for request in plan.requests}
         self._failpoints.reach(Point.IN_STEP, frozenset().union(*self._markers.values()))
         return self._runner.launch(plan)
 

@@ -17,7 +17,12 @@ def to_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, devic
 
 def sent(host: Tensor, device: torch.device) -> Tensor:
     """Return a tensor of the host on the device."""
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    return to_send(host, device).to(device, non_blocking=True)
+
+
+def to_send(host: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host from where copies to the device need not wait."""
+    return host.pin_memory() if device.type == "cuda" else host
 
 
 class HostCopies:
