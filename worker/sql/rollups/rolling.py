@@ -1,7 +1,7 @@
 """Rolling up: the hours that are over are counted, and counted again when their jobs changed.
 
-A round takes a day (UTC) at a time or, of a backlog, ten days, in a transaction each, and leaves off where it is told
-to. It may run again at any time and anywhere: what is rolled up already stays, and of two processes one waits.
+A round takes a day (UTC) at a time or, of a backlog, thirty days, in a transaction each, and leaves off where it is
+told to. It may run again at any time and anywhere: what is rolled up already stays, and of two processes one waits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
