@@ -4,8 +4,12 @@ Torch's threads meet at a barrier after every operator. A thread whose core is t
 others waiting for milliseconds, a thousand times a step: on two cores with other work, two threads were seen to be 28
 times slower than one. A thread that waits spins, so on a machine of its own the process uses all the time there is; a
 share well below that tells that it had to wait for a core.
+
+A thread given up for nothing is half of a machine of two cores, so nothing that lasts a moment gives one up, and the first
+mistake is made good soon; each that follows in taking one back doubles the time until the next.
 """
 
+import math
 import time
 from collections.abc import Callable
 
@@ -13,13 +17,14 @@ import torch
 
 CROWDED = 0.8  # share of the threads' time below which there is one thread too many
 ROOMY = 0.95  # share from which one more is tried
-SMOOTHING = 0.3  # weight of the newest step
-PATIENCE_SECONDS = 2.0  # between a change and one upwards; doubles whenever one upwards was a mistake
+MEMORY_SECONDS = 0.3  # of steps that the share is of, those before counting less and less
+PATIENCE_SECONDS = 0.5  # between a change and one upwards; doubles whenever one upwards was a mistake
 LONGEST_PATIENCE_SECONDS = 60.0
 
 
 class ThreadGovernor:
-    """Sets torch's threads from step to step, between 1 and `most`. For the one thread that runs the model."""
+    """Sets torch's threads for each step, between 1 and `most`; between steps they are `most`. For the one thread that
+    runs the model."""
 
     def __init__(
         self,
@@ -50,10 +55,12 @@ class ThreadGovernor:
     def end(self) -> None:
         """Judge the step that ends."""
         elapsed, used = self._wall() - self._started[0], self._busy() - self._started[1]
+        if self._most > 1:
+            self._set_threads(self._most)
         if elapsed <= 0 or self._most == 1:
             return
         share = min(1.0, used / elapsed / self.threads)
-        self._share += SMOOTHING * (share - self._share)
+        self._share += (1.0 - math.exp(-elapsed / MEMORY_SECONDS)) * (share - self._share)
         waited = self._wall() - self._changed_at
         if self._share < CROWDED and self.threads > 1:
             if self._grew and waited < self._patience:
@@ -67,5 +74,6 @@ class ThreadGovernor:
     def _change(self, threads: int) -> None:
         self._grew = threads > self.threads
         self.threads = threads
-        self._share = (CROWDED + ROOMY) / 2
+        # One more has to do well from its first step on: where it does not, that step takes long.
+        self._share = CROWDED if self._grew else (CROWDED + ROOMY) / 2
         self._changed_at = self._wall()

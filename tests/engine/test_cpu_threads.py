@@ -18,14 +18,14 @@ class Machine:
             cores, set_threads=self.threads_set.append, wall=lambda: self.wall, busy=lambda: self.busy
         )
 
-    def run(self, seconds: float) -> list[int]:
+    def run(self, seconds: float, step_seconds: float = STEP_SECONDS) -> list[int]:
         """Step for a while; return the threads of each step."""
         threads = []
-        for _ in range(round(seconds / STEP_SECONDS)):
+        for _ in range(round(seconds / step_seconds)):
             self.governor.begin()
             threads.append(self.threads_set[-1] if self.cores > 1 else 1)
-            self.wall += STEP_SECONDS
-            self.busy += STEP_SECONDS * min(threads[-1], self.cores - self.taken)
+            self.wall += step_seconds
+            self.busy += step_seconds * min(threads[-1], self.cores - self.taken)
             self.governor.end()
         return threads
 
@@ -65,6 +65,28 @@ def test_short_disturbance_is_forgotten_soon() -> None:
     machine.run(0.5)
     machine.taken = 0.0
     assert machine.run(2 * PATIENCE_SECONDS)[-1] == 2
+
+
+def test_moment_of_other_work_gives_up_no_thread() -> None:
+    machine = Machine(2)
+    for _ in range(20):
+        machine.taken = 0.0
+        assert set(machine.run(1.0, 0.005)) == {2}
+        machine.taken = 1.0
+        assert set(machine.run(0.06, 0.005)) == {2}
+
+
+def test_long_step_among_others_is_enough() -> None:
+    machine = Machine(2)
+    machine.taken = 1.5
+    assert machine.run(20.0, 10.0) == [2, 1]
+
+
+def test_between_steps_torch_has_all_threads() -> None:
+    machine = Machine(2)
+    machine.taken = 1.0
+    assert machine.run(2.0)[-1] == 1
+    assert machine.threads_set[-1] == 2
 
 
 def test_one_thread_is_left_alone() -> None:
