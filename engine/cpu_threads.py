@@ -5,8 +5,8 @@ others waiting for milliseconds, a thousand times a step: on two cores with othe
 times slower than one. A thread that waits spins, so on a machine of its own the process uses all the time there is; a
 share well below that tells that it had to wait for a core.
 
-A thread given up for nothing is half of a machine of two cores, so nothing that lasts a moment gives one up, and the first
-mistake is made good soon; each that follows in taking one back doubles the time until the next.
+A thread given up for nothing is half of a machine of two cores, so nothing that lasts a moment gives one up, and one
+given up by mistake comes back soon; each time that one is taken back too early doubles the time until the next.
 """
 
 import math
