@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TRIAL_SHARE = 1 / 32  # of the engine's time, the most that a first trial takes; a next one, where it was in vain, half
-LEAST_TRIAL_SHARE = TRIAL_SHARE / 128
+TRIAL_SHARE = 1 / 128  # of the engine's time, the most that a first trial takes; a next one, where it was in vain, half
+LEAST_TRIAL_SHARE = TRIAL_SHARE / 32
 TRIAL_ROUNDS = 4  # that a trial is taken to draft for, each as long as a step: until that is measured
 LEAST_TRIAL_TOKENS = 16  # that a request is still to get, for a trial on it to tell something
 FORESEEN_TOKENS = 128  # that a request is taken to get at most: it may end long before its limit

@@ -19,7 +19,7 @@ ASSUMED_RATE = 0.5  # of drafted tokens that come true, until some are tried
 REQUEST_MEMORY_TOKENS = 20
 COMMON_MEMORY_TOKENS = 200
 REMEASURE_STEPS = 48  # after so many steps with drafts, one without tells again what it takes
-PATIENCE_STEPS = 32  # in a row in which no draft would pay, before offers are asked for less often
+PATIENCE_STEPS = 32  # in a row in which nothing was drafted, before offers are asked for less often
 RESTING_STEPS = 8  # from one look at the offers to the next, then
 AT_HAND_TOKENS = 16  # that a drafter computes on the way, when it drafts
 TRIED_TOKENS = 6.0  # after which a drafter's rate is known well enough to compute prompts for it
@@ -78,16 +78,17 @@ class Speculation:
         ]
         everybody = self._allot(self._offered, len(decoding), room, plain_seconds)
         self._wanted = everybody.num_tokens
-        self._fruitless_steps = 0 if self._wanted else self._fruitless_steps + 1
+        drafts = NO_DRAFTS
         if not self._wanted:
             self._trials.give_up()
-            return NO_DRAFTS
-        try:
-            return self._speculate(everybody, len(decoding), room, plain_seconds)
-        except Exception:
-            logger.exception("drafting failed; from now on nothing is drafted")
-            self._drafter = None
-            return NO_DRAFTS
+        else:
+            try:
+                drafts = self._speculate(everybody, len(decoding), room, plain_seconds)
+            except Exception:
+                logger.exception("drafting failed; from now on nothing is drafted")
+                self._drafter = None
+        self._fruitless_steps = 0 if drafts or self._drafter_seconds else self._fruitless_steps + 1
+        return drafts
 
     def observe(self, plan: SchedulerOutput, seconds: float) -> None:
         drafts = {share.request.request_id: share.draft for share in plan.scheduled if share.draft}
