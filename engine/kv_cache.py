@@ -3,6 +3,7 @@
 import math
 import mmap
 from collections.abc import Iterator, Sequence
+from ctypes import Array
 from dataclasses import dataclass
 
 import torch
@@ -82,10 +83,11 @@ class KVCache:
         of_layers = [self._at(places[layer.source][1], layer) for layer in shape.layers]
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple((memory[0][0], memory[0][1]) for memory in of_layers)
         self.scales: tuple[KVScales | None, ...] = tuple(_scales_of(memory) for memory in of_layers)
-        self.tiles: tuple[CacheStruct, ...] | None = None
+        self.tiles: Array[CacheStruct] | None = None  # behind each other, as layers are
         if shape.is_tiled:
             triples = zip(self.layers, self.scales, shape.layers, strict=True)
-            self.tiles = tuple(struct_of_cache(*kv, layer.head_dim, scales) for kv, scales, layer in triples)
+            structs = [struct_of_cache(*kv, layer.head_dim, scales) for kv, scales, layer in triples]
+            self.tiles = (CacheStruct * len(structs))(*structs)
 
     def _allocate(self, lane: Lane, device: torch.device) -> list[Tensor]:
         sizes = (2, self.num_blocks, self.shape.block_size)
@@ -114,7 +116,7 @@ class KVCache:
         return self.layers[index], self.scales[index]
 
     def tiles_of(self, index: int) -> CacheStruct:
-        """Return a layer's K and V for the C kernels, of a cache that is tiled."""
+        """Return a layer's K and V for the C kernels, of a cache that is tiled; the next layer's lie behind them."""
         assert self.tiles is not None, "the cache is not tiled"
         return self.tiles[index]
 

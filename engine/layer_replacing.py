@@ -17,7 +17,7 @@ from engine.attention_layers import UnsupportedModel
 from engine.fused import Sibling
 from engine.fused_layer import FusedLayer, Rotary, has_plain_parts
 from engine.kv_cache import KVCache
-from engine.native_layer import NativeLayer, fits_native
+from engine.native_layer import NativeLayer, NativeStack, fits_native
 from engine.paged_model import ModelInput, PagedModel
 from engine.probing import plan_of, probe_request
 from engine.triton_layer import TritonLayer
@@ -35,7 +35,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.005, torch.bfloat16: 0.04}
 
 def fuse_layers(model: PagedModel) -> None:
     """Replace each decoder layer that its fused form equals, in place. After `fuse`."""
-    decoder = getattr(model.model, "model", None)
+    decoder: Any = getattr(model.model, "model", None)
     layers, embed = getattr(decoder, "layers", None), getattr(decoder, "rotary_emb", None)
     if not isinstance(layers, nn.ModuleList) or embed is None or not _takes_positions_alone(embed) or model.is_hooked:
         return
@@ -43,6 +43,10 @@ def fuse_layers(model: PagedModel) -> None:
     for index, layer in enumerate[Any](layers):
         if _has_the_parts(layer):
             layers[index] = _replacement(model, layer, rotary, embed) or layer
+    native = [layer for layer in layers if isinstance(layer, NativeLayer)]
+    # Where all are replaced, what a definition tells each of its layers makes no difference to them.
+    if len(native) == len(layers) and len({layer.shape for layer in native}) == len(model.kv_groups) == 1:
+        decoder.layers = nn.ModuleList([NativeStack(native)])
 
 
 def _takes_positions_alone(embed: nn.Module) -> bool:

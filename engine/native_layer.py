@@ -1,10 +1,12 @@
-"""The fused decoder layer as one C kernel, for models in bfloat16 on a CPU."""
+"""The fused decoder layer as one C kernel, or all of them, for models in bfloat16 on a CPU."""
 
+from collections.abc import Sequence
+from ctypes import Array
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.fused_layer import Embeddings, FusedLayer, Rotary, has_plain_parts
 from engine.linears import NativeLinear
@@ -36,20 +38,37 @@ class NativeLayer(FusedLayer):
         self._hidden_size, self._mlp_size = self.output.matrix.num_columns, self.down.matrix.depth
         norms = [NormStruct(norm.weight.data_ptr(), norm.eps) for norm in (self.input_norm, self.mlp_norm)]
         matrices = [linear.matrix.struct() for linear in (self.qkv, self.output, self.gate_up, self.down)]
-        self._layer = LayerStruct(*norms, *matrices, self._heads.struct, self._hidden_size, self._mlp_size)
+        self.struct = LayerStruct(*norms, *matrices, self._heads.struct, self._hidden_size, self._mlp_size)
+        self._alone = (LayerStruct * 1)(self.struct)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What layers have in common that can share a step and its room."""
+        sizes = (self._hidden_size, self._mlp_size, self._num_heads, self._num_kv_heads, self._head_dim)
+        return (*sizes, self._rules.window, self._rules.softcap is None)
 
     def forward(
         self, hidden: Tensor, *, position_embeddings: Embeddings, model_input: ModelInput, **_: object
     ) -> Tensor:
         """hidden: [1, num_tokens, hidden_size], which is changed in place and returned: it is the embedding's output or
         that of the layer before, which nobody else holds."""
+        result = self.run(self._alone, hidden, position_embeddings, model_input)
+        if result is None:
+            return super().forward(hidden, position_embeddings=position_embeddings, model_input=model_input)
+        return result
+
+    def run(
+        self, structs: Array[LayerStruct], hidden: Tensor, embeddings: Embeddings, model_input: ModelInput
+    ) -> Tensor | None:
+        """Run layers as `forward` does, this one and those after it, all of its shape and KV group; None over a cache
+        that is not tiled."""
         plan = model_input.attention.plan_for(self.layer_index, self._rules, self._num_heads, self._num_kv_heads)
         if not isinstance(plan, NativePlan):
-            return super().forward(hidden, position_embeddings=position_embeddings, model_input=model_input)
+            return None
         hidden = hidden.contiguous()
-        prepared = self._prepare(plan, position_embeddings, model_input.slot_mapping(self.layer_index))
+        prepared = self._prepare(plan, embeddings, model_input.slot_mapping(self.layer_index))
         tiles = model_input.cache.tiles_of(self.layer_index)
-        self._native.decoder_layer(self._layer, prepared.step, tiles, prepared.room, hidden)
+        self._native.decoder_layers(structs, tiles, prepared.step, prepared.room, hidden)
         return hidden
 
     def _gate(self, gate_up: Tensor) -> Tensor:
@@ -78,6 +97,28 @@ class NativeLayer(FusedLayer):
         step = StepStruct(plan.step.struct, *pointers)
         room = RoomStruct(*(tensor.data_ptr() for tensor in rooms))
         return _Prepared(step, room, (embeddings, cos, sin, slot_mapping, rooms))
+
+
+class NativeStack(nn.Module):
+    """All of a model's layers as one: calling them one by one takes a twentieth of a step of one token."""
+
+    def __init__(self, layers: Sequence[NativeLayer]) -> None:
+        """`layers` have one shape, and one KV group."""
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self._run = layers[0].run
+        self._structs = (LayerStruct * len(layers))(*(layer.struct for layer in layers))
+
+    def forward(
+        self, hidden: Tensor, *, position_embeddings: Embeddings, model_input: ModelInput, **_: object
+    ) -> Tensor:
+        """As `NativeLayer.forward`."""
+        result = self._run(self._structs, hidden, position_embeddings, model_input)
+        if result is not None:
+            return result
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=position_embeddings, model_input=model_input)
+        return hidden
 
 
 def fits_native(layer: Any, head_dim: int) -> bool:

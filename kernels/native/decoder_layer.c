@@ -85,24 +85,32 @@ INLINE void rotate_and_store(const Step *step, const Heads *heads, const Cache *
     }
 }
 
-/* hidden: [num_tokens, hidden_size], changed in place. */
-void pagemill_decoder_layer(const Layer *layer, const Step *step, const Cache *cache, const Room *room, bf16 *hidden) {
+/* One layer. To be called by all threads of a team that has begun tiles; they leave it together. */
+INLINE void run_layer(Team *team, const Layer *layer, const Step *step, const Cache *cache, const Room *room,
+                      bf16 *hidden) {
     const Heads *heads = &layer->heads;
     const int64_t num_tokens = step->plan.num_tokens, width = heads->num_heads * heads->head_dim;
     const int64_t qkv_width = width + 2 * heads->num_kv_heads * heads->head_dim;
+    norm_rows(&layer->input_norm, hidden, num_tokens, layer->hidden_size, room->normed);
+    multiply_matrix(team, &layer->qkv, AS_BF16, room->normed, num_tokens, room->qkv, qkv_width);
+    rotate_and_store(step, heads, cache, room->qkv);
+    attend_all(team, &step->plan, heads, cache, room->qkv, qkv_width, room->parts, room->attended, 1);
+    multiply_matrix(team, &layer->output, ADDED, room->attended, num_tokens, hidden, layer->hidden_size);
+    norm_rows(&layer->mlp_norm, hidden, num_tokens, layer->hidden_size, room->normed);
+    multiply_matrix(team, &layer->gate_up, GATED, room->normed, num_tokens, room->gated, layer->mlp_size);
+    multiply_matrix(team, &layer->down, ADDED, room->gated, num_tokens, hidden, layer->hidden_size);
+}
+
+/* Layers one after the other, with a cache each. hidden: [num_tokens, hidden_size], changed in place. */
+void pagemill_decoder_layers(const Layer *layers, const Cache *caches, int64_t num_layers, const Step *step,
+                             const Room *room, bf16 *hidden) {
     ROOM_FOR_SHARES(shares);
 #pragma omp parallel
     {
         Team team = join_team(shares);
         const unsigned before = begin_tiles();
-        norm_rows(&layer->input_norm, hidden, num_tokens, layer->hidden_size, room->normed);
-        multiply_matrix(&team, &layer->qkv, AS_BF16, room->normed, num_tokens, room->qkv, qkv_width);
-        rotate_and_store(step, heads, cache, room->qkv);
-        attend_all(&team, &step->plan, heads, cache, room->qkv, qkv_width, room->parts, room->attended, 1);
-        multiply_matrix(&team, &layer->output, ADDED, room->attended, num_tokens, hidden, layer->hidden_size);
-        norm_rows(&layer->mlp_norm, hidden, num_tokens, layer->hidden_size, room->normed);
-        multiply_matrix(&team, &layer->gate_up, GATED, room->normed, num_tokens, room->gated, layer->mlp_size);
-        multiply_matrix(&team, &layer->down, ADDED, room->gated, num_tokens, hidden, layer->hidden_size);
+        for (int64_t i = 0; i < num_layers; i++)
+            run_layer(&team, layers + i, step, caches + i, room, hidden);
         end_tiles(before);
     }
 }

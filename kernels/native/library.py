@@ -121,15 +121,16 @@ class NativeKernels:
             c_void_p,
             c_void_p,
         ]
-        self._decoder_layer = library.pagemill_decoder_layer
-        self._decoder_layer.argtypes = [
+        self._decoder_layers = library.pagemill_decoder_layers
+        self._decoder_layers.argtypes = [
             POINTER(LayerStruct),
-            POINTER(StepStruct),
             POINTER(CacheStruct),
+            c_int64,
+            POINTER(StepStruct),
             POINTER(RoomStruct),
             c_void_p,
         ]
-        for function in (self._linear, self._store, self._attention, self._decoder_layer):
+        for function in (self._linear, self._store, self._attention, self._decoder_layers):
             function.restype = None
 
     def row_tiles(self, num_rows: int, depth: int) -> Tensor:
@@ -170,8 +171,15 @@ class NativeKernels:
         self._attention(*structs, query.data_ptr(), query.stride(0), parts.data_ptr(), output.data_ptr())
         return output
 
-    def decoder_layer(
-        self, layer: LayerStruct, step: StepStruct, cache: CacheStruct, room: RoomStruct, hidden: Tensor
+    def decoder_layers(
+        self,
+        layers: ctypes.Array[LayerStruct],
+        first_cache: CacheStruct,
+        step: StepStruct,
+        room: RoomStruct,
+        hidden: Tensor,
     ) -> None:
-        """Run a layer on hidden, [num_tokens, hidden_size], contiguous, in place. Writes the tokens' K and V."""
-        self._decoder_layer(byref(layer), byref(step), byref(cache), byref(room), hidden.data_ptr())
+        """Run layers, one after the other, on hidden, [num_tokens, hidden_size], contiguous, in place. Writes the
+        tokens' K and V. `first_cache` is the first layer's, in an array; those of the others lie behind it."""
+        pointers = (byref(step), byref(room), hidden.data_ptr())
+        self._decoder_layers(layers, byref(first_cache), len(layers), *pointers)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 from engine.attention_layers import UnsupportedModel
 from engine.fused_layer import FusedLayer
 from engine.model_loader import LoadedModel, ModelNotFound, choose_device, choose_dtype, load_model
-from engine.native_layer import NativeLayer
+from engine.native_layer import NativeStack
 from engine.self_test_record import FOLDER_NAME
 from kernels.native.building import NativeBuild
 from kernels.native.toolchain import find_compiler, is_supported
@@ -252,4 +252,4 @@ def test_decoder_layers_get_c_kernels_where_they_fit(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path / name)
         layers = load(tmp_path / name, tmp_path / "cache", torch.bfloat16).model.model.get_submodule("model.layers")
         found[name] = {type(layer) for layer in layers.children()}
-    assert found == {"fits": {NativeLayer}, "width": {FusedLayer}, "gelu": {FusedLayer}}
+    assert found == {"fits": {NativeStack}, "width": {FusedLayer}, "gelu": {FusedLayer}}

@@ -1,6 +1,8 @@
 """The C kernels' products and decoder layer against their oracles."""
 
+from collections.abc import Sequence
 from ctypes import c_float
+from itertools import chain
 
 import pytest
 import torch
@@ -17,8 +19,8 @@ from kernels.native.library import (
     StepStruct,
 )
 from kernels.native.planning import plan_step
-from kernels.native.tiles import TiledMatrix, struct_of_cache, tiled_keys, tiled_values
-from tests.kernels.cases import LAYOUTS, Heads, build_case
+from kernels.native.tiles import CacheStruct, TiledMatrix, struct_of_cache, tiled_keys, tiled_values
+from tests.kernels.cases import LAYOUTS, AttentionCase, Heads, build_case
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +144,87 @@ def test_interleaved_columns() -> None:
 LAYER_HEADS = {"gqa-64": Heads(9, 3, 64), "gqa-32": Heads(4, 2, 32), "mha-128": Heads(2, 2, 128)}
 
 
+HIDDEN, MLP = 160, 352
+Weights = tuple[Tensor, Tensor | None]
+
+
+class Layer:
+    """A decoder layer of random weights, for a case's heads."""
+
+    def __init__(self, case: AttentionCase, has_bias: bool) -> None:
+        self.case = case
+        (self.num_tokens, self.num_heads, self.dim), self.num_kv_heads = case.query.shape, case.key_cache.shape[2]
+        self.num_all = self.num_heads + 2 * self.num_kv_heads
+        self.norms = torch.randn(2, HIDDEN).bfloat16()
+        shapes = (
+            (self.num_all * self.dim, HIDDEN),
+            (HIDDEN, self.num_heads * self.dim),
+            (2 * MLP, HIDDEN),
+            (HIDDEN, MLP),
+        )
+        self.weights = [self._weights(*shape, has_bias=has_bias) for shape in shapes]
+        self.matrices = [TiledMatrix.of(*of) for of in self.weights]
+        self.matrices[2] = self.matrices[2].interleaved()
+        self.heads = AttentionHeads.of(self.num_heads, self.num_kv_heads, self.dim, case.rules)
+
+    @staticmethod
+    def _weights(num_columns: int, depth: int, *, has_bias: bool) -> Weights:
+        bias = torch.randn(num_columns).bfloat16() if has_bias else None
+        return (torch.randn(num_columns, depth) / depth**0.5).bfloat16(), bias
+
+    @property
+    def struct(self) -> LayerStruct:
+        norms = (NormStruct(norm.data_ptr(), c_float(1e-5)) for norm in self.norms)
+        return LayerStruct(*norms, *(matrix.struct() for matrix in self.matrices), self.heads.struct, HIDDEN, MLP)
+
+    def exact(self, hidden: Tensor, rotary: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output, and the K and V caches as they are then, all in float32."""
+        case, (qkv, output, gate_up, down) = self.case, self.weights
+        hidden, (cos, sin) = hidden.float(), rotary.float()
+
+        def linear(x: Tensor, of: Weights) -> Tensor:
+            return torch.nn.functional.linear(x, of[0].float(), None if of[1] is None else of[1].float())
+
+        normed = reference.rms_norm(hidden, self.norms[0].float(), 1e-5)
+        heads = linear(normed, qkv).view(self.num_tokens, self.num_all, self.dim)
+        query, key, value = heads.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        key_cache, value_cache = case.key_cache.float(), case.value_cache.float()
+        reference.store_kv(reference.rotate(key, cos, sin), value, key_cache, value_cache, slots)
+        rotated = reference.rotate(query, cos, sin)
+        attended = reference.paged_attention(rotated, key_cache, value_cache, case.batch, case.rules)
+        hidden = hidden + linear(attended.flatten(1), output)
+        normed = reference.rms_norm(hidden, self.norms[1].float(), 1e-5)
+        return hidden + linear(reference.silu_mul(linear(normed, gate_up)), down), key_cache, value_cache
+
+
+class Caches:
+    """A tiled cache for each of some layers, all filled as the case's is."""
+
+    def __init__(self, case: AttentionCase, number: int) -> None:
+        self.tensors = [(tiled_keys(case.key_cache), tiled_values(case.value_cache)) for _ in range(number)]
+        dim = case.key_cache.shape[-1]
+        self.structs = (CacheStruct * number)(*(struct_of_cache(*kv, dim) for kv in self.tensors))
+
+
+def run_layers(
+    native: NativeKernels, layers: Sequence[Layer], cache: CacheStruct, hidden: Tensor, rotary: Tensor, slots: Tensor
+) -> None:
+    """Run layers in one call, in rooms without a number in them. `cache` is the first layer's."""
+    first = layers[0]
+    num_tokens, width = first.num_tokens, first.num_heads * first.dim
+    plan = plan_step(first.case.batch, first.num_heads // first.num_kv_heads, None, is_invariant=False)
+    normed, attended, gated = (native.row_tiles(num_tokens, size).fill_(torch.nan) for size in (HIDDEN, width, MLP))
+    qkv = torch.full((num_tokens * first.num_all * first.dim,), torch.nan, dtype=torch.bfloat16)
+    parts = torch.full((first.heads.num_parts(plan),), torch.nan)
+    native.decoder_layers(
+        (LayerStruct * len(layers))(*(layer.struct for layer in layers)),
+        cache,
+        StepStruct(plan.struct, *(tensor.data_ptr() for tensor in (slots, rotary[0], rotary[1]))),
+        RoomStruct(*(tensor.data_ptr() for tensor in (normed, qkv, attended, gated, parts))),
+        hidden,
+    )
+
+
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("layout", ["first-token", "mixed", "shared-by-decodes-and-chunks"])
 @pytest.mark.parametrize("heads", LAYER_HEADS)
@@ -149,57 +232,31 @@ LAYER_HEADS = {"gqa-64": Heads(9, 3, 64), "gqa-32": Heads(4, 2, 32), "mha-128": 
 def test_decoder_layer(native: NativeKernels, layout: str, heads: str, has_bias: bool) -> None:
     """Against the same layer in float32: K and V written, the hidden states changed in place."""
     case = build_case(LAYOUTS[layout], LAYER_HEADS[heads], 16, torch.bfloat16)
-    hidden_size, mlp_size = 160, 352
-    (num_tokens, num_heads, dim), num_kv_heads = case.query.shape, case.key_cache.shape[2]
-    num_all = num_heads + 2 * num_kv_heads
-
-    def weights(num_columns: int, depth: int) -> tuple[Tensor, Tensor | None]:
-        bias = torch.randn(num_columns).bfloat16() if has_bias else None
-        return (torch.randn(num_columns, depth) / depth**0.5).bfloat16(), bias
-
-    norms = torch.randn(2, hidden_size).bfloat16()
-    qkv, output = weights(num_all * dim, hidden_size), weights(hidden_size, num_heads * dim)
-    gate_up, down = weights(2 * mlp_size, hidden_size), weights(hidden_size, mlp_size)
-    hidden, (cos, sin) = torch.randn(num_tokens, hidden_size).bfloat16(), torch.randn(2, num_tokens, dim).bfloat16()
-    slots = torch.tensor(case.batch.slot_mapping())
-
-    def linear(x: Tensor, of: tuple[Tensor, Tensor | None]) -> Tensor:
-        return torch.nn.functional.linear(x, of[0].float(), None if of[1] is None else of[1].float())
-
-    exact = hidden.float()
-    heads_of = linear(reference.rms_norm(exact, norms[0].float(), 1e-5), qkv).view(num_tokens, num_all, dim)
-    query, key, value = heads_of.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-    key_cache, value_cache = case.key_cache.float(), case.value_cache.float()
-    reference.store_kv(reference.rotate(key, cos.float(), sin.float()), value, key_cache, value_cache, slots)
-    rotated = reference.rotate(query, cos.float(), sin.float())
-    attended = reference.paged_attention(rotated, key_cache, value_cache, case.batch, case.rules)
-    exact += linear(attended.flatten(1), output)
-    exact += linear(reference.silu_mul(linear(reference.rms_norm(exact, norms[1].float(), 1e-5), gate_up)), down)
-
-    keys, values = tiled_keys(case.key_cache), tiled_values(case.value_cache)
-    matrices = [TiledMatrix.of(*of) for of in (qkv, output, gate_up, down)]
-    matrices[2] = matrices[2].interleaved()
-    attention_heads = AttentionHeads.of(num_heads, num_kv_heads, dim, case.rules)
-    plan = plan_step(case.batch, num_heads // num_kv_heads, None, is_invariant=False)
-    normed, attended, gated = (
-        native.row_tiles(num_tokens, width).fill_(torch.nan) for width in (hidden_size, num_heads * dim, mlp_size)
-    )
-    rotated_qkv = torch.full((num_tokens * num_all * dim,), torch.nan, dtype=torch.bfloat16)
-    parts = torch.full((attention_heads.num_parts(plan),), torch.nan)
-    native.decoder_layer(
-        LayerStruct(
-            *(NormStruct(norm.data_ptr(), c_float(1e-5)) for norm in norms),
-            *(matrix.struct() for matrix in matrices),
-            attention_heads.struct,
-            hidden_size,
-            mlp_size,
-        ),
-        StepStruct(plan.struct, slots.data_ptr(), cos.data_ptr(), sin.data_ptr()),
-        struct_of_cache(keys, values, dim),
-        RoomStruct(*(tensor.data_ptr() for tensor in (normed, rotated_qkv, attended, gated, parts))),
-        hidden,
-    )
+    layer, caches = Layer(case, has_bias), Caches(case, 1)
+    hidden = torch.randn(layer.num_tokens, HIDDEN).bfloat16()
+    rotary, slots = torch.randn(2, layer.num_tokens, layer.dim).bfloat16(), torch.tensor(case.batch.slot_mapping())
+    exact, key_cache, value_cache = layer.exact(hidden, rotary, slots)
+    run_layers(native, [layer], caches.structs[0], hidden, rotary, slots)
     difference = (hidden.float() - exact).square().mean().sqrt()
     assert difference < 0.02 * exact.std()
+    keys, values = caches.tensors[0]
     torch.testing.assert_close(keys, tiled_keys(key_cache.bfloat16()), rtol=0.05, atol=0.1, equal_nan=True)
     torch.testing.assert_close(values, tiled_values(value_cache.bfloat16()), rtol=0.05, atol=0.1, equal_nan=True)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("layout", ["first-token", "mixed"])
+def test_layers_in_one_call_are_those_one_by_one(native: NativeKernels, layout: str) -> None:
+    """To the bit, each over its own cache."""
+    case = build_case(LAYOUTS[layout], LAYER_HEADS["gqa-64"], 16, torch.bfloat16)
+    layers, together, apart = [Layer(case, has_bias=True) for _ in range(3)], Caches(case, 3), Caches(case, 3)
+    hidden = torch.randn(layers[0].num_tokens, HIDDEN).bfloat16()
+    rotary, slots = torch.randn(2, len(hidden), layers[0].dim).bfloat16(), torch.tensor(case.batch.slot_mapping())
+    expected = hidden.clone()
+    run_layers(native, layers, together.structs[0], hidden, rotary, slots)
+    for layer, cache in zip(layers, apart.structs, strict=True):
+        run_layers(native, [layer], cache, expected, rotary, slots)
+    assert torch.equal(hidden, expected)
+    for found, kept in zip(chain(*together.tensors), chain(*apart.tensors), strict=True):
+        torch.testing.assert_close(found, kept, rtol=0, atol=0, equal_nan=True)
+    assert not torch.equal(together.tensors[0][0].nan_to_num(), together.tensors[1][0].nan_to_num())
