@@ -146,7 +146,7 @@ def prepare_pagemill(task: Task, store: JobStore) -> Prepared:
         submit(task.connection, (f"question {number}" for number in numbers))
     detokenize = Detokenizer(lambda token_ids: "")
     engine = InstantEngine(CONFIG, NoRunner(), MODEL, detokenize)
-    model = ServedModel(engine, _encode, lambda job: None, detokenize, frozenset({MODEL.name}), 1, lambda: 0)
+    model = ServedModel(engine, _encode, lambda job: (None,), detokenize, frozenset({MODEL.name}), 1, lambda: 0)
     machine = ("localhost", 1, MODEL.name, "none", "none", CONFIG.block_size, CONFIG.num_blocks, 1, "0", "0", "0")
     record = WorkerRecord("benchmark", *machine, started_at=utc_now())
     flow = Flow(Settings(data_dir=Path("unused"), max_jobs=task.max_jobs), task.connection, store, model, record)

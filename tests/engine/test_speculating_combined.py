@@ -136,12 +136,13 @@ class Runs:
         for index, prompt in enumerate(PROMPTS):
             stop = tuple(stops[index : index + 1])
             seeds = [seed_of_output(index, number) for number in range(num_outputs)]
+            grammars = self.grammars.compile(parse_job({"prompt": "x", "n": num_outputs, **way.form}))
             wanted = [
                 Output(
                     SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=not way.form, seed=seed, stop=stop, **way.options),
-                    self.grammars.compile(parse_job({"prompt": "x", **way.form})),
+                    grammar,
                 )
-                for seed in seeds
+                for seed, grammar in zip(seeds, grammars, strict=True)
             ]
             requests += engine.add_group(str(index), prompt, wanted)
         while engine.has_work:

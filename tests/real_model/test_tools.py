@@ -106,7 +106,7 @@ def test_a_call_that_has_to_be_is_one(loaded: LoadedModel, told: Tokenizer, choi
     config = EngineConfig(num_blocks=64, max_model_len=1024, max_num_seqs=4, token_budget=256)
     runner = ModelRunner(loaded.model, config.num_blocks, config.block_size)
     engine = Engine(config, runner, loaded.identity, told.detokenizer)
-    grammar = told.grammars(loaded.identity.vocab_size, loaded.identity.stop_token_ids).compile(job)
+    (grammar,) = told.grammars(loaded.identity.vocab_size, loaded.identity.stop_token_ids).compile(job)
     request = engine.add("r", told.encode(job), SamplingParams(max_tokens=60), grammar=grammar)
     while engine.has_work:
         engine.step()

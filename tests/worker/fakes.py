@@ -15,10 +15,11 @@ import redis
 from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
 from engine.engine import Engine, ModelIdentity
+from engine.grammar import Grammar
 from engine.offload_policy import CopyTime
 from engine.speculation.speculator import Speculator
 from engine.step_plan import Computed, Launched, Sampled, SchedulerOutput
-from worker.jobs import PromptJob
+from worker.jobs import PromptJob, num_outputs
 from worker.running.crash_journal import Journal, JournaledRunner, NoJournal
 from worker.running.flow import Flow, ServedModel
 from worker.settings_model import Settings
@@ -42,6 +43,11 @@ def encode(job: PromptJob) -> list[int]:
     """Return a prompt's bytes."""
     assert job.prompt is not None
     return list(job.prompt.encode())
+
+
+def confine_nothing(job: PromptJob) -> Sequence[Grammar | None]:
+    """Return that no output of a job is confined."""
+    return (None,) * num_outputs(job)
 
 
 def decode(token_ids: Sequence[int]) -> str:
@@ -138,7 +144,7 @@ def make_flow(
         config, JournaledRunner(runner or ScriptedRunner(), journal), MODEL, detokenize, speculator=speculator
     )
     served = frozenset({MODEL.name})
-    model = ServedModel(engine, encode, lambda job: None, detokenize, served, BYTES_PER_BLOCK, lambda: 1 << 20)
+    model = ServedModel(engine, encode, confine_nothing, detokenize, served, BYTES_PER_BLOCK, lambda: 1 << 20)
     record = WorkerRecord(
         name=name,
         hostname="host",

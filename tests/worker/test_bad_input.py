@@ -88,7 +88,7 @@ def test_memory_stays_flat_over_thousands_of_schemas() -> None:
         for number in range(first, first + count):
             schema = {"type": "object", "properties": {f"field_{number}": {"type": "string", "maxLength": number}}}
             form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-            grammar = grammars.compile(parse_job({"prompt": "x", "response_format": form}))
+            (grammar,) = grammars.compile(parse_job({"prompt": "x", "response_format": form}))
             assert grammar is not None
             grammar.allowed([])
 

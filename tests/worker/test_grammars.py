@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -49,7 +50,7 @@ def grammars(tokenizer: PreTrainedTokenizerFast) -> Grammars:
 
 
 def compiled(grammars: Grammars, **fields: Any) -> Grammar:
-    grammar = grammars.compile(parse_job({"prompt": "x", **fields}))
+    (grammar,) = grammars.compile(parse_job({"prompt": "x", **fields}))
     assert grammar is not None
     return grammar
 
@@ -106,8 +107,8 @@ def test_any_json_object_begins_with_a_brace(grammars: Grammars, tokenizer: PreT
 
 
 def test_text_is_not_confined(grammars: Grammars) -> None:
-    assert grammars.compile(parse_job({"prompt": "x", "response_format": {"type": "text"}})) is None
-    assert grammars.compile(parse_job({"prompt": "x"})) is None
+    assert grammars.compile(parse_job({"prompt": "x", "response_format": {"type": "text"}})) == (None,)
+    assert grammars.compile(parse_job({"prompt": "x", "n": 2, "best_of": 3})) == (None,) * 3
 
 
 def test_state_follows_the_output_whatever_is_asked_twice(
@@ -117,6 +118,27 @@ def test_state_follows_the_output_whatever_is_asked_twice(
     (a,), (b,) = tokenizer("a").input_ids, tokenizer("b").input_ids
     for output, expected in (([], a), ([], a), ([a], b), ([a], b), ([a, b], tokenizer.eos_token_id)):
         assert np.flatnonzero(grammar.allowed(output)).tolist() == [expected]
+
+
+def test_outputs_of_a_job_follow_one_compiled_grammar_each_for_itself(
+    grammars: Grammars, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilations: list[str] = []
+
+    def counted(table: LLTokenizer, grammar: str, **options: Any) -> LLMatcher:
+        compilations.append(grammar)
+        return LLMatcher(table, grammar, **options)
+
+    counted.grammar_from_regex = LLMatcher.grammar_from_regex  # type: ignore[attr-defined]
+    monkeypatch.setattr("worker.running.grammars.LLMatcher", counted)
+    found = grammars.compile(parse_job({"prompt": "x", "regex": "ab|cd|ef", "n": 2, "best_of": 3}))
+    assert len(compilations) == 1
+    for grammar, text in zip(found, ("ab", "cd", "ef"), strict=True):
+        assert grammar is not None
+        grammar.allowed(tokenizer(text[0]).input_ids)
+    for grammar, text in zip(found, ("ab", "cd", "ef"), strict=True):
+        assert grammar is not None
+        assert np.flatnonzero(grammar.allowed(tokenizer(text[0]).input_ids)).tolist() == tokenizer(text[1]).input_ids
 
 
 def test_an_output_beside_the_grammar_is_an_error(grammars: Grammars, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -222,10 +244,20 @@ def test_masks_that_take_too_long_end_their_request(tokenizer: PreTrainedTokeniz
     found = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id], cpu_clock=lambda: float(next(clock)))
     grammar, (a,) = compiled(found, regex="a*"), tokenizer("a").input_ids
     with pytest.raises(
-        RequestError, match=r"^after 8 tokens: its masks took more than 2 s of processor time"
+        RequestError, match=r"^after 8 tokens: its job's masks took more than 2 s of processor time"
     ) as caught:
         list(map(grammar.allowed, ([a] * length for length in range(20))))
     assert caught.value.code == "grammar_failed"
+
+
+def test_masks_of_all_outputs_of_a_job_share_one_bound(tokenizer: PreTrainedTokenizerFast) -> None:
+    clock = count(step=0.25)
+    assert isinstance(tokenizer.eos_token_id, int)
+    found = Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id], cpu_clock=lambda: float(next(clock)))
+    outputs, (a,) = found.compile(parse_job({"prompt": "x", "regex": "a*", "n": 4})), tokenizer("a").input_ids
+    masks = (grammar.allowed([a] * length) for length, grammar in product(range(20), outputs) if grammar is not None)
+    with pytest.raises(RequestError, match=r"^after 2 tokens: its job's masks took more than 2 s of processor time"):
+        list(masks)
 
 
 def test_engine_steps_go_on_while_grammars_are_compiled(wide: Grammars) -> None:

@@ -113,7 +113,7 @@ def test_choice_in_a_form_that_nobody_knows_is_refused(silent: Tokenizer) -> Non
 def grammar_of(tokenizer: Tokenizer, **fields: Any) -> Grammar:
     job = parse_job({"prompt": "hello", "tools": [WEATHER, CLOCK], **fields})
     end = tokenizer._encoder.eos_token_id
-    grammar = tokenizer.grammars(len(tokenizer._encoder), [end]).compile(job)
+    (grammar,) = tokenizer.grammars(len(tokenizer._encoder), [end]).compile(job)
     assert grammar is not None
     return grammar
 

@@ -41,7 +41,7 @@ from worker.running.engine_loop import Abort, EngineLoop, Stop
 from worker.running.failpoints import Failpoints, parse_faults
 from worker.running.health_server import serving_health
 from worker.running.held import HeldJob, HeldJobs
-from worker.running.intake import CompileGrammar, Encode, Intake
+from worker.running.intake import CompileGrammars, Encode, Intake
 from worker.running.live import Live
 from worker.running.outcomes import OutcomeBuilder
 from worker.running.own_parts import make_account, make_queue, make_worker
@@ -65,7 +65,7 @@ class ServedModel:
 
     engine: Engine
     encode: Encode
-    compile_grammar: CompileGrammar
+    compile_grammars: CompileGrammars
     decode: Detokenizer
     names: frozenset[str]  # what a job may call it
     bytes_per_block: int  # of KV
@@ -120,7 +120,7 @@ class Flow:
         self._loop = EngineLoop(model.engine, outcomes, self._persister.put, failpoints, steps)
         self._intake = Intake(
             model.encode,
-            model.compile_grammar,
+            model.compile_grammars,
             model.names,
             outcomes,
             self._loop.send,

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from engine.grammar import Grammar
 from engine.request import RequestError
 from worker.errors import InvalidJob
-from worker.jobs import PromptJob
+from worker.jobs import PromptJob, num_outputs
 from worker.output_format import MAX_GRAMMAR_CHARACTERS, JsonObjectFormat, JsonSchemaFormat
 from worker.running.tool_forms import ToolForm, call_grammar
 
@@ -23,7 +24,7 @@ GRAMMAR_FAILED = "grammar_failed"
 ANY_OBJECT = {"type": "object"}
 WHITESPACE = r"[\x20\x0A]{0,8}"  # unbounded, a small model may never come to the point
 MAX_MESSAGE_CHARACTERS = 300
-# Of processor time, for all masks of an output: the engine's steps wait for them. Grammars that can be read in many
+# Of processor time, for all masks of a job: the engine's steps wait for them. Grammars that can be read in many
 # ways take 50 ms a token and more, with 49,152 tokens; JSON schemas 0.1, the slowest expressions of use 1.
 MASK_SECONDS = 2.0
 MASK_SECONDS_A_TOKEN = 0.005  # in addition
@@ -56,8 +57,16 @@ class Grammars:
         self._vocab_size = vocab_size
         self._stop_token_ids = sorted(stop_token_ids)
 
-    def compile(self, job: PromptJob) -> Grammar | None:
-        """Return what confines a job's output, None where nothing does. Raises InvalidJob naming the field at fault."""
+    def compile(self, job: PromptJob) -> Sequence[Grammar | None]:
+        """Return what confines each of a job's outputs, None where nothing does. Raises InvalidJob naming the field at
+        fault. It is compiled once, and what its masks may take is the outputs' together."""
+        matcher = self._matcher(job)
+        if matcher is None:
+            return (None,) * num_outputs(job)
+        meter = _Meter(self._cpu_clock)
+        return tuple(_Matched(matcher.deep_copy(), meter) for _ in range(num_outputs(job)))
+
+    def _matcher(self, job: PromptJob) -> LLMatcher | None:
         try:
             source = self._source(job)
         except ValueError as error:  # llguidance cannot read numbers of more than 64 bits
@@ -71,7 +80,7 @@ class Grammars:
         matcher = LLMatcher(self._table, grammar, log_level=0, limits=_limits())
         if matcher.is_error():
             raise InvalidJob(field, f"cannot be followed: {_one_line(matcher.get_error())}")
-        return _Matched(matcher, self._cpu_clock)
+        return matcher
 
     def _source(self, job: PromptJob) -> tuple[str, str] | None:
         """Return the field that asks for a grammar, and llguidance's form of it."""
@@ -91,23 +100,36 @@ class Grammars:
         return llguidance.hf.from_tokenizer(self._tokenizer, self._vocab_size, self._stop_token_ids)
 
 
+@dataclass(slots=True)
+class _Meter:
+    """What the masks of a job's outputs took together."""
+
+    cpu_clock: Callable[[], float]  # seconds of processor time
+    spent_seconds: float = 0.0
+    num_tokens: int = 0  # of the outputs that were shown
+
+    @property
+    def is_over(self) -> bool:
+        return self.spent_seconds > MASK_SECONDS + MASK_SECONDS_A_TOKEN * self.num_tokens
+
+
 class _Matched:
     """A matcher that has consumed an output's first tokens."""
 
-    def __init__(self, matcher: LLMatcher, cpu_clock: Callable[[], float]) -> None:
+    def __init__(self, matcher: LLMatcher, meter: _Meter) -> None:
         self._matcher = matcher
-        self._cpu_clock = cpu_clock
+        self._meter = meter
         self._consumed: list[int] = []
-        self._spent_seconds = 0.0
 
     def allowed(self, output_token_ids: Sequence[int]) -> NDArray[np.bool_]:
-        begun = self._cpu_clock()
+        meter, num_consumed = self._meter, len(self._consumed)
+        begun = meter.cpu_clock()
         mask = self._mask_after(list(output_token_ids))
-        self._spent_seconds += self._cpu_clock() - begun
-        if self._spent_seconds > MASK_SECONDS + MASK_SECONDS_A_TOKEN * len(self._consumed):
-            self._fail(
-                f"its masks took more than {MASK_SECONDS:g} s of processor time, and {MASK_SECONDS_A_TOKEN:g} s a token"
-            )
+        meter.spent_seconds += meter.cpu_clock() - begun
+        meter.num_tokens += len(self._consumed) - num_consumed
+        if meter.is_over:
+            bound = f"{MASK_SECONDS:g} s of processor time, and {MASK_SECONDS_A_TOKEN:g} s a token"
+            self._fail(f"its job's masks took more than {bound}")
         if self._matcher.is_error():
             self._fail(_one_line(self._matcher.get_error()))
         return np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little").view(np.bool_)

@@ -1,7 +1,7 @@
 """The jobs a worker holds: claimed, not yet acknowledged. Shared by the worker's threads."""
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.grammar import Grammar
@@ -21,7 +21,7 @@ class HeldJob:
     retry_count: int = 0  # retries that earlier attempts have spent; likewise
     inputs: Mapping[str, InputEnd] = field(default_factory=dict)  # as SQL has them; see `worker.inputs`
     prompt: list[int] = field(default_factory=list)  # token ids, once tokenized
-    grammars: tuple[Grammar | None, ...] = (None,)  # one an output, compiled by then
+    grammars: Sequence[Grammar | None] = (None,)  # one an output, compiled by then
     tokenize_ms: float = 0.0
     tokenized_at: float | None = None  # seconds on the monotonic clock
     outputs: tuple[Request, ...] = ()  # one an output, once the engine has them

@@ -4,12 +4,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.grammar import Grammar
 from worker.errors import InvalidJob
 from worker.inputs import filled
-from worker.jobs import PromptJob, num_outputs
+from worker.jobs import PromptJob
 from worker.log_fields import about, at_hand
 from worker.model_shape import short_name
 from worker.records import Outcome
@@ -19,7 +19,7 @@ from worker.running.held import HeldJob
 from worker.running.outcomes import OutcomeBuilder
 from worker.running.usage import MS
 
-CompileGrammar = Callable[[PromptJob], Grammar | None]  # raises InvalidJob for one that cannot be followed
+CompileGrammars = Callable[[PromptJob], Sequence[Grammar | None]]  # one an output; InvalidJob: it cannot be followed
 Encode = Callable[[PromptJob], list[int]]  # raises InvalidJob for a job that cannot be put into tokens
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Intake:
     def __init__(
         self,
         encode: Encode,
-        compile_grammar: CompileGrammar,
+        compile_grammars: CompileGrammars,
         model_names: frozenset[str],
         outcomes: OutcomeBuilder,
         send: Callable[[Add], None],
@@ -39,7 +39,7 @@ class Intake:
         journal: Journal,
     ) -> None:
         self._encode = encode
-        self._compile_grammar = compile_grammar
+        self._compile_grammars = compile_grammars
         self._model_names = model_names
         self._outcomes = outcomes
         self._send = send
@@ -72,7 +72,7 @@ class Intake:
             self._check_model(job.claim.job.model)
             with self._journal.aside(job.claim.execution_id), at_hand(about(job.claim)):
                 job.prompt = self._encode(filled(job.claim.job, job.inputs))
-                job.grammars = tuple(self._compile_grammar(job.claim.job) for _ in range(num_outputs(job.claim.job)))
+                job.grammars = self._compile_grammars(job.claim.job)
         except InvalidJob as error:
             self._emit(self._outcomes.rejected(job, error))
         except Exception as error:  # a tokenizer's or a template's bug: this job's end, not the worker's

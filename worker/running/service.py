@@ -104,7 +104,7 @@ def _build_flow(
             speculator=speculation(settings, config, loaded, draft, lambda runner: JournaledRunner(runner, journal)),
         ),
         encode=tokenizer.encode,
-        compile_grammar=tokenizer.grammars(loaded.identity.vocab_size, loaded.identity.stop_token_ids).compile,
+        compile_grammars=tokenizer.grammars(loaded.identity.vocab_size, loaded.identity.stop_token_ids).compile,
         decode=detokenizer,
         names=frozenset({name, loaded.identity.name}),
         bytes_per_block=bytes_per_block,
