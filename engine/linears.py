@@ -38,7 +38,7 @@ class PackedLinear(nn.Module):
 
 class NativeLinear(nn.Module):
     """A linear layer multiplied by the C kernels, its weight in their tiles: in bfloat16, or in int8 with a scale for
-    each output. A row's result depends on nothing else, but for int8 in matrix tiles: `most_integer_rows` tells."""
+    each output. A row's result depends on nothing else, but for int8 in some: `most_integer_rows` tells."""
 
     def __init__(self, native: NativeKernels, matrix: TiledMatrix, output: torch.dtype = torch.bfloat16) -> None:
         """`output` is the type of what it returns: bfloat16, or float32, which is not rounded."""

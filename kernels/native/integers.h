@@ -43,26 +43,36 @@ INLINE __m512i add_products(__m512i sum, __m512i x, __m512i y) {
 
 /* c[j] += rows b_j for `count` rows of a row tile and at most EXACT_TILES tiles of depth. */
 INLINE void multiply_integer_rows(const row_element *rows, const int count, const int8_t *b, ptrdiff_t b_step,
-                                  const int num_b, int64_t num_k, float *c) {
-    __m512i sums[count][2];
+                                  const int num_b, int64_t num_k, float *c, Ahead *ahead) {
+    __m512i sums[TILE_ROWS][2];
+#pragma GCC unroll 16
     for (int r = 0; r < count; r++)
+#pragma GCC unroll 2
         for (int j = 0; j < num_b; j++)
             sums[r][j] = _mm512_setzero_si512();
+    Ahead asked = *ahead;
     for (int64_t k = 0; k < num_k; k++)
         for (int pair = 0; pair < TILE_DEPTH / 2; pair++) {
             __m512i columns[2];
+            ask_ahead(&asked);
+#pragma GCC unroll 2
             for (int j = 0; j < num_b; j++)
                 columns[j] = _mm512_cvtepi8_epi16(
                     _mm256_loadu_si256((const __m256i *)(b + j * b_step + k * TILE_SIZE + pair * 32)));
+#pragma GCC unroll 16
             for (int r = 0; r < count; r++) {
                 int32_t both;
                 memcpy(&both, (const int16_t *)(rows + k * TILE_SIZE + r * TILE_DEPTH) + 2 * pair, sizeof both);
                 const __m512i x = _mm512_set1_epi32(both);
+#pragma GCC unroll 2
                 for (int j = 0; j < num_b; j++)
                     sums[r][j] = add_products(sums[r][j], columns[j], x);
             }
         }
+    *ahead = asked;
+#pragma GCC unroll 16
     for (int r = 0; r < count; r++)
+#pragma GCC unroll 2
         for (int j = 0; j < num_b; j++) {
             float *to = c + j * 256 + r * 16;
             _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), _mm512_cvtepi32_ps(sums[r][j])));
@@ -73,9 +83,9 @@ PRODUCT_BY_ROWS(add_integer_products, multiply_integer_rows, int8_t, 0)
 
 /* What `multiply_tiles` does, scales left out. */
 INLINE void multiply_integers(const row_element *a, ptrdiff_t a_step, int num_a, int num_rows, const int8_t *b,
-                              ptrdiff_t b_step, int num_b, int64_t num_k, float *c) {
+                              ptrdiff_t b_step, int num_b, int64_t num_k, float *c, Ahead *ahead) {
     memset(c, 0, (size_t)(num_a * num_b) * 256 * sizeof *c);
     for (int64_t k = 0; k < num_k; k += EXACT_TILES)
         add_integer_products(a + k * TILE_SIZE, a_step, num_a, num_rows, b + k * TILE_SIZE, b_step, num_b,
-                             num_k - k < EXACT_TILES ? num_k - k : EXACT_TILES, c);
+                             num_k - k < EXACT_TILES ? num_k - k : EXACT_TILES, c, ahead);
 }

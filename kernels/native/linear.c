@@ -10,9 +10,6 @@
 #define REQUEST_PERMISSION 0x1023 /* ARCH_REQ_XCOMP_PERM of Linux's arch_prctl */
 #define TILE_DATA 18              /* the state of the tiles' registers */
 
-/* Up to so many rows are multiplied faster with int8 as integers, by vectors. With more, tiles are faster. */
-const int64_t pagemill_most_integer_rows = 8;
-
 /* Linux gives the tiles' registers to processes that ask. Returns whether this one has them. */
 int pagemill_prepare(void) {
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
@@ -20,12 +17,17 @@ int pagemill_prepare(void) {
 
 #else
 
-const int64_t pagemill_most_integer_rows = INT64_MAX;
-
 int pagemill_prepare(void) {
     return 1;
 }
 
+#endif
+
+/* Up to so many rows are multiplied faster with int8 as integers. With more, products of bfloat16 are, and int8 is widened. */
+#ifdef PRODUCTS_IN_FLOATS
+const int64_t pagemill_most_integer_rows = INT64_MAX;
+#else
+const int64_t pagemill_most_integer_rows = 8;
 #endif
 
 /* y = x m, x: [num_rows, depth]; y: [num_rows, num_columns], in float32 or bfloat16. row_tiles has room for x as row

@@ -86,19 +86,30 @@ INLINE const void *columns_at(const Matrix *m, int64_t column, int num_b, bf16 *
  * where rows are no integers. */
 INLINE void multiply_pair(const Matrix *m, const enum Finish finish, const row_element *rows, const float *row_scales,
                           int64_t first_row, const int num_a, int64_t num_rows, const void *columns, int64_t column,
-                          const int num_b, void *y, int64_t width) {
+                          const int num_b, void *y, int64_t width, Ahead *ahead) {
     const int64_t num_k = tiles_of(m->depth, TILE_DEPTH), step = num_k * TILE_SIZE;
     const int64_t left = num_rows - first_row;
     const int count = left < num_a * TILE_ROWS ? (int)left : num_a * TILE_ROWS;
     const row_element *first = rows + first_row / TILE_ROWS * step;
     float sums[4 * 256] __attribute__((aligned(64)));
     if (row_scales)
-        multiply_integers(first, step, num_a, count, columns, step, num_b, num_k, sums);
+        multiply_integers(first, step, num_a, count, columns, step, num_b, num_k, sums, ahead);
     else
-        multiply_tiles(first, step, num_a, count, columns, step, num_b, num_k, sums);
+        multiply_tiles(first, step, num_a, count, columns, step, num_b, num_k, sums, ahead);
     for (int r = 0; r < count; r++)
         finish_row(m, finish, first_row + r, row_scales ? row_scales[first_row + r] : 1.0f, column, num_b,
                    sums + r / TILE_ROWS * num_b * 256 + r % TILE_ROWS * LANES, y, width);
+}
+
+/* The columns that a thread is likely to multiply after those at hand, to be asked for evenly while these are multiplied
+ * with num_rows rows. */
+INLINE Ahead columns_ahead(const Matrix *m, const Units *units, int64_t num_pairs, int64_t num_rows) {
+    const int64_t unit = likely_unit(units), num_k = tiles_of(m->depth, TILE_DEPTH);
+    const int64_t bytes = 2 * TILE_SIZE * (int64_t)(m->scales ? sizeof(int8_t) : sizeof(bf16)); /* of a tile's depth */
+    if (unit == units->num_units)
+        return nothing_ahead(m->tiles);
+    return (Ahead){(const char *)m->tiles + unit % num_pairs * num_k * bytes,
+                   bytes / (passes_of(num_rows) * TILE_DEPTH / 2)};
 }
 
 /* How many rows a unit of work has, of num_rows rows whose tiles have tile_bytes: whole pairs of row tiles. */
@@ -134,16 +145,17 @@ INLINE void multiply_matrix(Team *team, const Matrix *m, const enum Finish finis
         const int64_t stop_row = first_row + row_block < num_rows ? first_row + row_block : num_rows;
         const int num_b = m->num_columns - column > TILE_ROWS ? 2 : 1;
         const void *columns = columns_at(m, column, num_b, room);
+        Ahead ahead = columns_ahead(m, &units, num_pairs, stop_row - first_row);
         for (int64_t row = first_row; row < stop_row; row += 2 * TILE_ROWS) {
             const int num_a = stop_row - row > TILE_ROWS ? 2 : 1;
             if (num_a == 2 && num_b == 2)
-                multiply_pair(m, finish, rows, row_scales, row, 2, num_rows, columns, column, 2, y, width);
+                multiply_pair(m, finish, rows, row_scales, row, 2, num_rows, columns, column, 2, y, width, &ahead);
             else if (num_b == 2)
-                multiply_pair(m, finish, rows, row_scales, row, 1, num_rows, columns, column, 2, y, width);
+                multiply_pair(m, finish, rows, row_scales, row, 1, num_rows, columns, column, 2, y, width, &ahead);
             else if (num_a == 2)
-                multiply_pair(m, finish, rows, row_scales, row, 2, num_rows, columns, column, 1, y, width);
+                multiply_pair(m, finish, rows, row_scales, row, 2, num_rows, columns, column, 1, y, width, &ahead);
             else
-                multiply_pair(m, finish, rows, row_scales, row, 1, num_rows, columns, column, 1, y, width);
+                multiply_pair(m, finish, rows, row_scales, row, 1, num_rows, columns, column, 1, y, width, &ahead);
         }
     }
     free(room);

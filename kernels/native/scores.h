@@ -128,11 +128,12 @@ INLINE void ask(Workspace *w, int count) {
 INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const int num_a, int count, int64_t start,
                         int64_t run_start, const bf16 *const keys[GROUPS], int is_plain, int has_scales) {
     const int64_t dim = heads->head_dim, depth = dim / TILE_DEPTH;
+    Ahead ahead = nothing_ahead(w);
     const row_element *queries = w->queries + first_row / TILE_ROWS * depth * TILE_SIZE;
     for (int pair = 0; pair < GROUPS / 2; pair++) {
         ask(w, 2);
         multiply_tiles(queries, depth * TILE_SIZE, num_a, count, keys[2 * pair], keys[2 * pair + 1] - keys[2 * pair], 2,
-                       depth, w->scores[pair][0][0]);
+                       depth, w->scores[pair][0][0], &ahead);
     }
     if (!is_plain)
         for (int row = 0; row < count; row++)
@@ -144,7 +145,7 @@ INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const i
         float products[4 * 256] __attribute__((aligned(64)));
         ask(w, 2);
         multiply_tiles(w->weights[0], KEY_TILE * TILE_ROWS, num_a, count, w->values + d * KEY_TILE, LANES * KEY_TILE, 2,
-                       KEY_TILE / TILE_DEPTH, products);
+                       KEY_TILE / TILE_DEPTH, products, &ahead);
         for (int row = 0; row < count; row++)
             for (int c = 0; c < 2; c++) {
                 float *sum = &w->sums[first_row + row][d + c * LANES];

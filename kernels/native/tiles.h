@@ -12,7 +12,7 @@
  *
  * Columns are bfloat16, rows what suits the product. A tile is 512 elements. Each file defines
  *
- *   multiply_tiles(a, a_step, num_a, num_rows, b, b_step, num_b, num_k, c)
+ *   multiply_tiles(a, a_step, num_a, num_rows, b, b_step, num_b, num_k, c, ahead)
  *
  * c[i][j] = a_i b_j for `num_a` row tiles, a_step elements apart, and `num_b` column tiles, b_step apart; each 1 or 2. Both
  * are num_k tiles deep, and those lie one behind the other. c: [num_a][num_b][16][16]; rows from num_rows on may be left as
@@ -23,7 +23,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "row_products.h"
 #include "vectors.h"
 
 #define TILE_ROWS 16
@@ -35,6 +34,24 @@ typedef float row_element;
 #else
 typedef bf16 row_element;
 #endif
+
+/* What is asked for, bit by bit, while something else is multiplied: columns that several rows are multiplied with are read
+ * once from memory and then from the cache, and all the while memory could bring the next ones. With each pair of depth,
+ * vectors ask for two lines from `next` on, and go on by `step` bytes. */
+typedef struct {
+    const char *next;
+    ptrdiff_t step;
+} Ahead;
+
+INLINE Ahead nothing_ahead(const void *at_hand) {
+    return (Ahead){at_hand, 0};
+}
+
+INLINE void ask_ahead(Ahead *ahead) {
+    _mm_prefetch(ahead->next, _MM_HINT_T1);
+    _mm_prefetch(ahead->next + 64, _MM_HINT_T1);
+    ahead->next += ahead->step;
+}
 
 /* Put sixteen numbers into a row of a row tile, where it has room for them. */
 INLINE void store_row(row_element *to, __m512 x) {
@@ -69,6 +86,8 @@ INLINE row_element *in_row_tiles(row_element *tiles, int64_t depth, int64_t row,
     return tiles + (row / TILE_ROWS * (depth / TILE_DEPTH) + element / TILE_DEPTH) * TILE_SIZE +
            row % TILE_ROWS * TILE_DEPTH + element % TILE_DEPTH;
 }
+
+#include "row_products.h"
 
 #if defined(PRODUCTS_IN_FLOATS)
 #include "tiles_floats.h"

@@ -36,8 +36,9 @@ INLINE void end_tiles(unsigned before) {
 }
 
 INLINE void multiply_tiles(const bf16 *a, ptrdiff_t a_step, const int num_a, int num_rows, const bf16 *b,
-                           ptrdiff_t b_step, const int num_b, int64_t num_k, float *c) {
+                           ptrdiff_t b_step, const int num_b, int64_t num_k, float *c, Ahead *ahead) {
     (void)num_rows;
+    (void)ahead;
     MEMORY_OF_TILES(a);
     MEMORY_OF_TILES(b);
     /* Rows pass by once for each pair of columns, which are to stay near meanwhile. */
