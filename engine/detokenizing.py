@@ -14,6 +14,8 @@ class Detokenizer:
 
     `decode` keeps special tokens; `special_token_ids` are those that are left out unless asked for. `byte_values` are
     the tokens that stand for one byte each (SentencePiece's byte fallback): their runs become text as a whole.
+    `part_bytes` are those of other tokens that are not whole characters. `letter_id` is a token whose text is one
+    letter: what comes behind it is as it is within a text, while a text's first token may lose its space.
     """
 
     def __init__(
@@ -22,14 +24,26 @@ class Detokenizer:
         *,
         special_token_ids: frozenset[int] = frozenset(),
         byte_values: Mapping[int, int] = MappingProxyType({}),
+        part_bytes: Mapping[int, bytes] = MappingProxyType({}),
+        letter_id: int | None = None,
     ) -> None:
+        """Without `letter_id`, a text that goes on is as one that begins."""
         self._decode = decode
         self._special_token_ids = special_token_ids
         self.byte_values = byte_values
+        self._part_bytes = part_bytes
+        self.before = [] if letter_id is None else [letter_id]  # what a text that goes on is taken to go on behind
+        self._num_before = len(decode(self.before)) if self.before else 0
 
-    def __call__(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids, nothing tidied up."""
-        return self._decode(self.kept(token_ids) if skip_special_tokens else token_ids)
+    def __call__(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, goes_on: bool = False) -> str:
+        """Return the text of token ids, nothing tidied up: one of its own, or one that goes on behind another."""
+        kept = self.kept(token_ids) if skip_special_tokens else token_ids
+        return self._decode([*self.before, *kept])[self._num_before :] if goes_on else self._decode(kept)
+
+    def part_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes of a token that may be a part of a character; None where nobody knows."""
+        value = self.byte_values.get(token_id)
+        return self._part_bytes.get(token_id) if value is None else bytes([value])
 
     def kept(self, token_ids: Iterable[int]) -> list[int]:
         """Return the ids of tokens that are not special."""
@@ -44,12 +58,12 @@ class OutputText:
     but for runs of byte tokens: one byte that fits nowhere turns all of its run into replacement characters.
     """
 
-    def __init__(self, detokenizer: Detokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, detokenizer: Detokenizer, *, skip_special_tokens: bool = True, goes_on: bool = False) -> None:
         self._detokenizer = detokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []
-        self._num_context = 0  # leading tokens of the window, all of whose text was returned
-        self._context_text = ""
+        self._window: list[int] = [*detokenizer.before] if goes_on else []
+        self._num_context = len(self._window)  # leading tokens of the window, all of whose text was returned
+        self._context_text = self._decode(self._window) if self._window else ""
         self._num_given = 0  # characters that were returned of the text behind the context
         self._run: _ByteRun | None = None
 

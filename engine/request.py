@@ -57,6 +57,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     skip_special_tokens: bool = True  # leave them out of the text that stop strings are looked for in
+    goes_on: bool = False  # that text goes on where the prompt's ends, instead of beginning one of its own
 
     def __post_init__(self) -> None:
         checks = (

@@ -27,7 +27,7 @@ def finish_reason(request: Request, max_model_len: int, detokenize: Detokenizer)
 def _stop_position(request: Request, detokenize: Detokenizer) -> int | None:
     params = request.params
     if request.stop_finder is None:
-        text = OutputText(detokenize, skip_special_tokens=params.skip_special_tokens)
+        text = OutputText(detokenize, skip_special_tokens=params.skip_special_tokens, goes_on=params.goes_on)
         request.stop_finder = StopFinder(params.stop, text)
     finder = request.stop_finder
     return finder.find(request.token_ids[request.num_prompt_tokens + finder.num_tokens :])

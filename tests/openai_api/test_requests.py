@@ -246,7 +246,7 @@ def test_what_cannot_be_done_is_refused(fields: dict[str, Any], param: str | Non
         ({"prompt": "  "}, "prompt: is empty"),
         ({"echo": 1}, "echo: Input should be a valid boolean, got 1"),
         ({"logprobs": True}, "logprobs: must be a whole number, got True"),
-        ({"logprobs": 21}, "top_logprobs: Input should be less than or equal to 20, got 21"),
+        ({"logprobs": 21}, "logprobs: must be between 0 and 20, got 21"),
         ({"messages": HELLO}, "unknown field 'messages'"),
     ],
 )

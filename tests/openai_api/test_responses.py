@@ -53,6 +53,11 @@ ENTRIES = [
     {"token": "é", "token_id": 4, "logprob": -0.5, "top_logprobs": [{"token": "é", "token_id": 4, "logprob": -0.5}]},
     {"token": "\ufffd", "token_id": 5, "logprob": -0.25, "top_logprobs": []},
 ]
+EMOJI = [
+    {"token": "\ufffd", "token_id": 6, "logprob": -0.5, "bytes": [0xF0, 0x9F], "top_logprobs": []},
+    {"token": "\ufffd", "token_id": 7, "logprob": -0.25, "bytes": [0x99, 0x82], "top_logprobs": []},
+    {"token": "!", "token_id": 8, "logprob": -0.125, "top_logprobs": []},
+]
 
 
 def test_log_probabilities_of_a_chat() -> None:
@@ -72,9 +77,34 @@ def test_log_probabilities_of_a_completion() -> None:
     assert choice["logprobs"] == {
         "tokens": ["é", "\ufffd"],
         "token_logprobs": [-0.5, -0.25],
-        "top_logprobs": [{"é": -0.5}, {}],
+        "top_logprobs": [{"é": -0.5}, {"\ufffd": -0.25}],  # the chosen one is told in any case, as OpenAI says
         "text_offset": [0, 1],
     }
+
+
+def test_parts_of_a_character_have_their_bytes_and_its_place() -> None:
+    made = completion(head(Endpoint.CHAT), [Choice("🙂!", "stop", EMOJI)], USAGE)
+    content = made["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(token["bytes"]) for token in content).decode() == "🙂!"
+    (choice,) = completion(head(Endpoint.COMPLETIONS), [Choice("🙂!", "stop", EMOJI)], USAGE)["choices"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1]
+
+
+def test_of_tokens_with_one_text_the_likeliest_is_told() -> None:
+    top = [{"token": "\ufffd", "token_id": token_id, "logprob": -float(token_id)} for token_id in (1, 2)]
+    entry = {"token": "\ufffd", "token_id": 3, "logprob": -3.0, "top_logprobs": top}
+    (choice,) = completion(head(Endpoint.COMPLETIONS), [Choice("", "stop", [entry])], USAGE)["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -1.0}]
+
+
+def test_errors_of_jobs_name_the_field_at_fault() -> None:
+    for code, message, param in (
+        ("invalid_token", "logit_bias holds token id 99; ids go from 0 to 9", "logit_bias"),
+        ("invalid_job", "response_format: cannot be followed: why", "response_format"),
+        ("invalid_job", "payload: is no JSON object", None),
+        ("context_length", "prompt has 9 tokens and max_tokens is 9: together 18", None),
+    ):
+        assert error_of_job(code, message).param == param
 
 
 def streamed(endpoint: Endpoint, *, include_usage: bool) -> list[dict[str, Any]]:
@@ -118,6 +148,7 @@ def test_a_completion_in_chunks() -> None:
         ("context_length", 400, "context_length_exceeded", "invalid_request_error"),
         ("model_not_served", 404, "model_not_found", "invalid_request_error"),
         ("invalid_token", 400, "invalid_value", "invalid_request_error"),
+        ("grammar_failed", 400, "grammar_failed", "invalid_request_error"),
         ("numerical_error", 500, "numerical_error", "server_error"),
         ("poison", 500, "poison", "server_error"),
         (None, 500, "internal_error", "server_error"),
@@ -149,8 +180,15 @@ def test_an_echoed_prompt_has_its_log_probabilities_before_the_outputs() -> None
     value = {
         "text": "ab",
         "finish_reason": "length",
-        "prompt_logprobs": [{"token": "a", "logprob": None, "top_logprobs": []}],
-        "logprobs": [{"token": "b", "logprob": -1.0, "top_logprobs": [{"token": "b", "logprob": -1.0}]}],
+        "prompt_logprobs": [{"token": "a", "token_id": 1, "logprob": None, "top_logprobs": []}],
+        "logprobs": [
+            {
+                "token": "b",
+                "token_id": 2,
+                "logprob": -1.0,
+                "top_logprobs": [{"token": "b", "token_id": 2, "logprob": -1.0}],
+            }
+        ],
     }
     (choice,) = completion(head(Endpoint.COMPLETIONS), choices_of(value, echo=True), USAGE)["choices"]
     assert choice["text"] == "ab"

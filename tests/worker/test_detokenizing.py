@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from engine.detokenizing import Detokenizer, OutputText
-from engine.request import FinishReason, Request, RequestFigures, SamplingParams
+from engine.request import FinishReason, Request, RequestFigures, SamplingParams, TokenLogprobs
 from engine.stop_strings import StopFinder
 from engine.stopping import finish_reason
 from tests.worker.tokenizers_at_hand import KINDS, LINES
 from worker.running.choices import output_text
 from worker.running.growing_output import GrowingOutput
+from worker.running.token_logprobs import described, described_prompt
 from worker.running.tokenizing import Tokenizer
 
 
@@ -27,9 +28,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     if request.param == "SmolLM2":
         return Tokenizer(str(smollm2_tokenizer(request.getfixturevalue("smollm2_gguf"), folder)))
-    fast = KINDS[request.param]()
-    PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
-    return Tokenizer(str(folder))
+    return saved(request.param, folder)
 
 
 def smollm2_tokenizer(gguf: Path, folder: Path) -> Path:
@@ -64,17 +63,19 @@ vocabulary_of = cache(Vocabulary)
 
 
 @settings(max_examples=60)
-@given(data=st.data(), skip=st.booleans())
-def test_pieces_are_the_text_of_the_whole(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
+@given(data=st.data(), skip=st.booleans(), goes_on=st.booleans())
+def test_pieces_are_the_text_of_the_whole(tokenizer: Tokenizer, data: st.DataObject, skip: bool, goes_on: bool) -> None:
     vocabulary = vocabulary_of(tokenizer)
     detokenize = vocabulary.detokenize
     token_ids = data.draw(vocabulary.outputs)
-    text = OutputText(detokenize, skip_special_tokens=skip)
+    text = OutputText(detokenize, skip_special_tokens=skip, goes_on=goes_on)
+    before = detokenize.before if goes_on else []
     shown = ""
     for place, token_id in enumerate(token_ids):
         shown += text.extend([token_id])
-        whole = str(vocabulary.fast.decode(token_ids[: place + 1], skip_special_tokens=skip))
-        assert whole == detokenize(token_ids[: place + 1], skip_special_tokens=skip)
+        whole = str(vocabulary.fast.decode([*before, *token_ids[: place + 1]], skip_special_tokens=skip))
+        whole = whole[len(before) :]
+        assert whole == detokenize(token_ids[: place + 1], skip_special_tokens=skip, goes_on=goes_on)
         assert whole.startswith(shown)
         kept = detokenize.kept(token_ids[: place + 1]) if skip else token_ids[: place + 1]
         if kept and kept[-1] in detokenize.byte_values:
@@ -84,18 +85,20 @@ def test_pieces_are_the_text_of_the_whole(tokenizer: Tokenizer, data: st.DataObj
 
 
 @settings(max_examples=60)
-@given(data=st.data(), steps=st.integers(1, 4))
-def test_stop_strings_cut_exactly_and_are_never_shown(tokenizer: Tokenizer, data: st.DataObject, steps: int) -> None:
+@given(data=st.data(), steps=st.integers(1, 4), goes_on=st.booleans())
+def test_stop_strings_cut_exactly_and_are_never_shown(
+    tokenizer: Tokenizer, data: st.DataObject, steps: int, goes_on: bool
+) -> None:
     vocabulary = vocabulary_of(tokenizer)
     token_ids = data.draw(vocabulary.outputs)
-    whole = vocabulary.detokenize(token_ids)
+    whole = vocabulary.detokenize(token_ids, goes_on=goes_on)
     begin = data.draw(st.integers(0, len(whole)))
     stops = [stop for stop in (whole[begin : begin + data.draw(st.integers(1, 5))], "no such text") if stop]
-    request = request_with(stops)
+    request = request_with(stops, goes_on=goes_on)
     growing = GrowingOutput(request.params, vocabulary.detokenize)
     shown = ""
     for number, token_id in enumerate(token_ids):
-        before = vocabulary.detokenize(request.output_token_ids)
+        before = vocabulary.detokenize(request.output_token_ids, goes_on=goes_on)
         request.token_ids.append(token_id)
         request.finish_reason = finish_reason(request, 10_000, vocabulary.detokenize)
         if number % steps == 0 or request.finish_reason:
@@ -107,19 +110,59 @@ def test_stop_strings_cut_exactly_and_are_never_shown(tokenizer: Tokenizer, data
     output = output_text(request, vocabulary.detokenize)
     assert output.startswith(shown)
     if request.finish_reason is FinishReason.STOP_STRING:
-        assert vocabulary.detokenize(request.output_token_ids)[len(output) :].startswith(tuple(stops))
+        assert vocabulary.detokenize(request.output_token_ids, goes_on=goes_on)[len(output) :].startswith(tuple(stops))
         assert "\ufffd" in before or not any(stop in before for stop in stops)
     else:
         assert "\ufffd" in whole or not any(stop in whole for stop in stops)
 
 
-def request_with(stops: Sequence[str]) -> Request:
+@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback", "word-piece"])
+def test_a_text_that_goes_on_keeps_its_space(kind: str, tmp_path: Path) -> None:
+    """Prompt and output make a sentence, also where a text's first token loses its space."""
+    tokenizer = saved(kind, tmp_path)
+    ids = tokenizer._encoder.backend_tokenizer.encode("The quick brown", add_special_tokens=False).ids
+    texts = {place: tokenizer.detokenizer(ids[place:], goes_on=True) for place in range(1, len(ids))}
+    assert " brown" in texts.values()
+    assert all("The quick brown".endswith(text) for text in texts.values())
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_tokens_with_log_probabilities_are_the_text(kind: str, goes_on: bool, tmp_path: Path) -> None:
+    tokenizer = saved(kind, tmp_path)
+    detokenize, fast = tokenizer.detokenizer, tokenizer._encoder.backend_tokenizer
+    bos, ids = fast.token_to_id("<s>"), fast.encode("The quick 🙂 世", add_special_tokens=False).ids
+    request = request_with([], goes_on=goes_on, logprobs=1, prompt_logprobs=1)
+    noted = TokenLogprobs(-1.0, ((bos, -0.5),))
+    request.token_ids = [bos, *ids, *ids, fast.token_to_id("</s>")]
+    request.num_prompt_tokens = len(ids) + 1
+    request.logprobs, request.prompt_logprobs = [noted] * (len(ids) + 1), [noted] * len(ids)
+    prompt, output = described_prompt(request, detokenize), described(request, detokenize)
+    assert prompt is not None
+    assert output is not None
+    assert text_of(prompt) == "The quick 🙂 世"
+    assert text_of(output) == output_text(request, detokenize)
+    assert [one["token"] for one in output[0]["top_logprobs"]] == ["<s>"], "one is told from another by its name"
+    assert output[-1]["token"] == ""
+
+
+def text_of(entries: Sequence[dict[str, Any]]) -> str:
+    """Return the text that a producer may make of the bytes of tokens."""
+    return b"".join(bytes(entry.get("bytes", entry["token"].encode())) for entry in entries).decode()
+
+
+def saved(kind: str, folder: Path) -> Tokenizer:
+    PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+    return Tokenizer(str(folder))
+
+
+def request_with(stops: Sequence[str], **options: Any) -> Request:
     return Request(
         request_id="r",
         tenant="",
         token_ids=[1],
         num_prompt_tokens=1,
-        params=SamplingParams(max_tokens=5_000, stop=tuple(stops)),
+        params=SamplingParams(max_tokens=5_000, stop=tuple(stops), **options),
         stop_ids=frozenset(),
         figures=RequestFigures(arrived_at=0.0),
     )

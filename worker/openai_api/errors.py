@@ -1,11 +1,13 @@
 """OpenAI's error objects, and what becomes one: a refused request, a job that failed, a service that is away."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from worker.errors import InvalidJob, PagemillError, ServiceUnavailable, TryLater
+from worker.jobs import PromptJob
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 MODEL_NOT_FOUND = "model_not_found"
@@ -13,6 +15,7 @@ INVALID_VALUE = "invalid_value"
 UNSUPPORTED_VALUE = "unsupported_value"
 UNKNOWN_PARAMETER = "unknown_parameter"
 MISSING_PARAMETER = "missing_required_parameter"
+_FIRST_WORD = re.compile(r"\w+", re.ASCII)
 
 
 class ErrorType(StrEnum):
@@ -60,6 +63,7 @@ def model_refusal(model: str, served: str) -> RequestRefused:
 
 
 # A job's error code -> status, type, parameter and code of OpenAI's. What is not here is the server's fault.
+# Of a value that the worker found at fault, the message begins with the field.
 JOB_ERRORS: Mapping[str, tuple[int, ErrorType, str | None, str]] = {
     "context_length": (400, ErrorType.INVALID_REQUEST, None, CONTEXT_LENGTH_EXCEEDED),
     "kv_capacity": (400, ErrorType.INVALID_REQUEST, None, CONTEXT_LENGTH_EXCEEDED),
@@ -68,6 +72,7 @@ JOB_ERRORS: Mapping[str, tuple[int, ErrorType, str | None, str]] = {
     "invalid_parameter": (400, ErrorType.INVALID_REQUEST, None, INVALID_VALUE),
     "invalid_token": (400, ErrorType.INVALID_REQUEST, None, INVALID_VALUE),
     "empty_prompt": (400, ErrorType.INVALID_REQUEST, None, INVALID_VALUE),
+    "grammar_failed": (400, ErrorType.INVALID_REQUEST, None, "grammar_failed"),
     "deadline_exceeded": (504, ErrorType.SERVER, None, "deadline_exceeded"),
 }
 
@@ -79,6 +84,8 @@ def error_of_job(code: str | None, message: str | None) -> ApiError:
     if code not in JOB_ERRORS:
         return ApiError(500, text, ErrorType.SERVER, None, code)
     status, error_type, param, openai_code = JOB_ERRORS[code]
+    if openai_code == INVALID_VALUE and (field := _FIRST_WORD.match(text)) and field[0] in PromptJob.model_fields:
+        param = field[0]
     return ApiError(status, text, error_type, param, openai_code)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
+from engine.limits import MAX_TOP_LOGPROBS
 from worker.jobs import shorten
 from worker.openai_api.errors import UNSUPPORTED_VALUE, refusal
 from worker.openai_api.messages import job_messages
@@ -81,6 +82,8 @@ def _top_logprobs(name: str, value: Any) -> Mapping[str, Any]:
     """Take how many of the most likely tokens a completion is to tell, beside the chosen one."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise refusal(name, f"must be a whole number, got {shorten(value)}")
+    if not 0 <= value <= MAX_TOP_LOGPROBS:
+        raise refusal(name, f"must be between 0 and {MAX_TOP_LOGPROBS}, got {value}")
     return {"logprobs": True, "top_logprobs": value}
 
 

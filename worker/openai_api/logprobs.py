@@ -1,5 +1,6 @@
 """Log-probabilities of outputs, in OpenAI's two forms: that of chats, and the older one of completions."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,10 +24,16 @@ def logprobs_object(endpoint: Endpoint, entries: Sequence[Mapping[str, Any]] | N
 
 
 def _top(entry: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return the most likely tokens; None at a prompt's first token, of which there is no probability."""
+    """Return the most likely tokens, and the chosen one; None at a prompt's first token, of which there is no
+    probability. Of several with one text, parts of characters say, the likeliest is told."""
     if entry["logprob"] is None:
         return None
-    return {one["token"]: one["logprob"] for one in entry["top_logprobs"]}
+    top = entry["top_logprobs"]
+    is_among_them = any(one["token_id"] == entry["token_id"] for one in top)
+    told: dict[str, float] = {}
+    for one in top if is_among_them else [*top, entry]:
+        told.setdefault(one["token"], one["logprob"])
+    return told
 
 
 def _with_top(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,14 +41,22 @@ def _with_top(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _token(entry: Mapping[str, Any]) -> dict[str, Any]:
-    text = entry["token"]
-    # A token that is a part of a character has no text of its own; what its bytes are is not known here.
-    data = None if REPLACEMENT in text else list(text.encode())
-    return {"token": text, "logprob": entry["logprob"], "bytes": data}
+    data = _bytes(entry)
+    return {"token": entry["token"], "logprob": entry["logprob"], "bytes": None if data is None else list(data)}
+
+
+def _bytes(entry: Mapping[str, Any]) -> bytes | None:
+    """Return a token's bytes; None of a part of a character of which they are not known."""
+    text: str = entry["token"]
+    if "bytes" in entry:
+        return bytes(entry["bytes"])
+    return None if REPLACEMENT in text else text.encode()
 
 
 def _offsets(entries: Iterable[Mapping[str, Any]]) -> Iterable[int]:
-    offset = 0
+    """Yield how many characters are whole before each token."""
+    offset, characters = 0, getincrementaldecoder("utf-8")("replace")
     for entry in entries:
         yield offset
-        offset += len(entry["token"])
+        data = _bytes(entry)
+        offset += len(entry["token"] if data is None else characters.decode(data))

@@ -39,7 +39,8 @@ def kept_choices(job: HeldJob, detokenize: Detokenizer) -> list[Choice]:
 
 def output_text(request: Request, detokenize: Detokenizer) -> str:
     """Return the output so far; of a request that a stop string ended, the part before it."""
-    text = detokenize(request.output_token_ids, skip_special_tokens=request.params.skip_special_tokens)
+    params = request.params
+    text = detokenize(request.output_token_ids, skip_special_tokens=params.skip_special_tokens, goes_on=params.goes_on)
     return text[: request.stop_at]
 
 

@@ -246,4 +246,5 @@ def sampling_params(job: PromptJob, job_id: str, room: int) -> SamplingParams:
         stop_token_ids=frozenset(job.stop_token_ids),
         ignore_eos=job.ignore_eos,
         skip_special_tokens=job.skip_special_tokens,
+        goes_on=job.raw,
     )

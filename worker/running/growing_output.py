@@ -12,7 +12,7 @@ class GrowingOutput:
     def __init__(self, params: SamplingParams, detokenize: Detokenizer, before: str = "") -> None:
         """`before` is shown first."""
         self._stops = params.stop
-        self._text = OutputText(detokenize, skip_special_tokens=params.skip_special_tokens)
+        self._text = OutputText(detokenize, skip_special_tokens=params.skip_special_tokens, goes_on=params.goes_on)
         self._num_taken = 0
         self._unsent = before
 

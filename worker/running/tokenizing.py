@@ -1,11 +1,13 @@
 """Text to token ids and back: the model's own tokenizer and chat template."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from copy import deepcopy
 from functools import partial
+from string import ascii_lowercase
 from typing import Any
 
+from tokenizers import decoders, pre_tokenizers
 from transformers import AutoTokenizer
 
 from engine.detokenizing import Detokenizer
@@ -15,6 +17,8 @@ from worker.running.chat_template import ChatTemplates
 from worker.running.conversation import Turn, turns_of, without_calls, without_results
 from worker.running.grammars import Grammars
 from worker.running.tool_forms import ToolForm, form_of
+
+NUM_BYTES = 256
 
 
 class Tokenizer:
@@ -93,6 +97,8 @@ class Tokenizer:
             partial(self._decoder.decode, clean_up_tokenization_spaces=False),
             special_token_ids=_special_token_ids(self._decoder),
             byte_values=_byte_values(self._decoder),
+            part_bytes=_part_bytes(self._decoder),
+            letter_id=_letter_id(self._decoder),
         )
 
 
@@ -109,6 +115,51 @@ def _byte_values(tokenizer: Any) -> dict[int, int]:
         return {}
     ids = ((backend.token_to_id(f"<0x{value:02X}>"), value) for value in range(256))
     return {token_id: value for token_id, value in ids if token_id is not None}
+
+
+def _part_bytes(tokenizer: Any) -> dict[int, bytes]:
+    """Return the bytes of each token that is not whole characters, where the vocabulary writes every byte as a letter:
+    as its own, or as one from U+0100 on, in the bytes' order, where that cannot be shown."""
+    if not _is_byte_level(tokenizer):
+        return {}
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    shown = {ord(letter) for letter in letters if ord(letter) < NUM_BYTES}
+    others = zip(sorted(letter for letter in letters if ord(letter) >= NUM_BYTES), _all_but(shown), strict=True)
+    values = {**{chr(value): value for value in shown}, **dict(others)}
+    vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    of_bytes = {
+        token_id: bytes(values[letter] for letter in token)
+        for token, token_id in vocabulary.items()
+        if values.keys() >= set(token)
+    }
+    return {token_id: data for token_id, data in of_bytes.items() if not _is_text(data)}
+
+
+def _all_but(values: Container[int]) -> list[int]:
+    return [value for value in range(NUM_BYTES) if value not in values]
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _letter_id(tokenizer: Any) -> int | None:
+    """Return a token that is one letter and shows as such; None where tokens have the same text wherever they stand."""
+    if _is_byte_level(tokenizer):
+        return None
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    known = ((letter, vocabulary[letter]) for letter in ascii_lowercase if letter in vocabulary)
+    shown = (token_id for letter, token_id in known if tokenizer.decode([token_id] * 2).startswith(letter))
+    return next(shown, None)
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and isinstance(backend.decoder, decoders.ByteLevel)
 
 
 def _first_line(error: Exception) -> str:
