@@ -22,6 +22,7 @@ from transformers import (
 
 from engine.attention_layers import UnsupportedModel, refuse_other_layers
 from engine.checkpoint_files import UnreadableCheckpoint, read_config
+from engine.context_length import needs_long_frequencies, use_long_frequencies
 from engine.engine import ModelIdentity
 from engine.fused import fuse
 from engine.gguf_header import gguf_type
@@ -89,9 +90,11 @@ def load_model(
     cache_dir: Path,
     native_kernels: bool = True,
     numerics: Numerics = PLAIN,
+    max_model_len: int | None = None,
 ) -> LoadedModel:
     """Load, check and self-test a model; a test that it has passed as it is, here, is not repeated.
 
+    `max_model_len` tells how long sequences are to be, where they may be longer than LongRoPE's original context.
     Quantised weights are dequantised once, into a folder under `cache_dir`, those of a GGUF file and those of a
     checkpoint: reading them takes far longer than reading safetensors. Kernels in C are compiled into `cache_dir`
     meanwhile, where the device and the type have use for them. Raises ModelNotFound, or UnsupportedModel with the
@@ -111,10 +114,13 @@ def load_model(
     # Without them other operators add up, in another order: the next start would give other bits.
     patience = COMPILE_SECONDS if numerics.batch_invariant else NATIVE_SECONDS
     native = None if build is None else build.wait(patience)
+    is_long = needs_long_frequencies(model.config.get_text_config(), max_model_len)
+    if is_long:
+        use_long_frequencies(model)
     facts: dict[str, Any] = {"dtype": dtype, "device": device, "numerics": numerics, "native": native}
-    record = self_test_record(cache_dir, plain.weights, **facts)
+    record = self_test_record(cache_dir, plain.weights, **facts, is_long=is_long)
     model = model.to(device)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
-    paged = _paged(model, native, numerics, record)
+    paged = _paged(model, native, numerics, record, is_long=is_long)
     identity = ModelIdentity(source, paged.vocab_size, _stop_token_ids(model, paged.vocab_size))
     is_int8 = numerics.weights is Weights.INT8
     held = describe_weights(plain.stored, str(dtype).removeprefix("torch."), is_int8=is_int8)
@@ -164,13 +170,18 @@ def reader_of(config: PreTrainedConfig | None) -> Any:
 
 
 def _paged(
-    model: PreTrainedModel, native: NativeKernels | None, numerics: Numerics, record: SelfTestRecord | None
+    model: PreTrainedModel,
+    native: NativeKernels | None,
+    numerics: Numerics,
+    record: SelfTestRecord | None,
+    *,
+    is_long: bool,
 ) -> PagedModel:
     """Return the model over our attention and fused parts, self-tested now or before. Raises UnsupportedModel."""
     try:
         refuse_other_layers(model)
         expected = None if record is not None and record.has_passed() else eager_logits(model)
-        paged = PagedModel(model, native, batch_invariant=numerics.batch_invariant)
+        paged = PagedModel(model, native, batch_invariant=numerics.batch_invariant, is_long=is_long)
         num_bytes = _weight_bytes(model)
         fuse(model, numerics, native)
         if _weight_bytes(model) <= num_bytes / 2:

@@ -8,19 +8,19 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from engine.attention_layers import (
     OBSERVING_NAME,
     Observation,
     OptionsLost,
-    UnsupportedModel,
     layers_of,
     observing_attention,
     observing_inputs,
     refuse_other_attention,
 )
 from engine.attention_patches import Attend, hook_attention, patch_attention
+from engine.context_length import max_model_len
 from engine.kv_cache import KVCache, KVShape
 from engine.kv_layout import AttentionLayer, groups_of
 from engine.step_plan import SchedulerOutput
@@ -36,7 +36,6 @@ from kernels.transfers import to_device
 AttentionPlan: TypeAlias = ops.AttentionPlan | NativePlan
 
 ATTENTION_NAME = "pagemill_paged"
-CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "seq_length")  # the last two are MPT's and BLOOM's
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +129,18 @@ class PagedModel:
     """A causal language model of transformers, run on packed tokens over a KV cache."""
 
     def __init__(
-        self, model: PreTrainedModel, native: NativeKernels | None = None, *, batch_invariant: bool = False
+        self,
+        model: PreTrainedModel,
+        native: NativeKernels | None = None,
+        *,
+        batch_invariant: bool = False,
+        is_long: bool = False,
     ) -> None:
         """Takes the model over, for our attention alone; `native` are the C kernels where there are any. Raises
         UnsupportedModel.
 
-        With `batch_invariant`, attention to a token does not depend on what else is in its step.
+        With `batch_invariant`, attention to a token does not depend on what else is in its step. `is_long` says that it
+        uses LongRoPE's frequencies for long sequences.
         """
         config = model.config.get_text_config()
         self.model = model.eval()
@@ -143,7 +148,7 @@ class PagedModel:
         self.dtype = model.dtype
         self.batch_invariant = batch_invariant
         self.vocab_size: int = config.vocab_size
-        self.max_model_len = max_model_len(config)
+        self.max_model_len = max_model_len(config, is_long=is_long)
         self._hook = patch_attention(model)
         try:
             self.layers = self._observe()
@@ -272,19 +277,3 @@ def batches_of(plan: SchedulerOutput, shape: KVShape) -> list[PagedBatch]:
     ]
     assert len(batches) == len(shape.groups), "a request has a block table for each KV group of the cache"
     return batches
-
-
-def max_model_len(config: PreTrainedConfig) -> int:
-    """Return the context limit in tokens. Raises UnsupportedModel where the configuration has none.
-
-    LongRoPE changes the frequencies of a whole step as soon as one of its sequences is longer than the original
-    context, so sequences are kept within it.
-    """
-    longest = next((limit for name in CONTEXT_NAMES if (limit := getattr(config, name, None)) is not None), None)
-    if longest is None:
-        raise UnsupportedModel(f"its configuration names no context length (none of {', '.join(CONTEXT_NAMES)})")
-    rope = getattr(config, "rope_parameters", None) or {}
-    for of_layers in (rope, *rope.values()):  # one for all layers, or one for each type of layer
-        if isinstance(of_layers, Mapping) and of_layers.get("rope_type") == "longrope":
-            longest = min(longest, of_layers["original_max_position_embeddings"])
-    return int(longest)

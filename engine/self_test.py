@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 
 from engine.attention_layers import UnsupportedModel
 from engine.attention_patches import reference_attention
+from engine.context_length import max_model_len
 from engine.kv_cache import KVCache
 from engine.linears import Numerics, Weights
-from engine.paged_model import PagedModel, max_model_len
+from engine.paged_model import PagedModel
 from engine.probing import plan_of, probe_request
 from engine.step_plan import ScheduledRequest, SchedulerOutput
 

@@ -64,8 +64,10 @@ def self_test_record(
     device: torch.device,
     numerics: Numerics,
     native: NativeKernels | None,
+    is_long: bool = False,
 ) -> SelfTestRecord | None:
-    """Return the record for a model of a local folder or hub id, whose files are here; None where they tell nothing."""
+    """Return the record for a model of a local folder or hub id, whose files are here; None where they tell nothing.
+    `is_long`: with LongRoPE's frequencies for long sequences."""
     try:
         weights = fingerprint(source)
     except UnreadableCheckpoint:
@@ -74,6 +76,7 @@ def self_test_record(
         "weights": weights,
         "dtype": str(dtype),
         "numerics": asdict(numerics),
+        "is_long": is_long,
         "device": _device_facts(device),
         "kernels": None if native is None else native.name,
         "source": _source_digest(),

@@ -15,6 +15,7 @@ from engine.attention_patches import reference_attention
 from engine.engine import Engine
 from engine.kv_groups import KVGroup
 from engine.model_loader import LoadedModel
+from engine.self_test_record import FOLDER_NAME
 from tests.engine.architecture_table import (
     AT_ONCE,
     EACH_WAY,
@@ -235,19 +236,47 @@ def test_longrope_is_kept_within_its_original_context(tmp_path: Path) -> None:
     assert outputs_of(run(make_engine(loaded), prompts, NUM_TOKENS)) == expected
 
 
-def test_longrope_of_one_type_of_layers_keeps_all_within_its_original_context(tmp_path: Path) -> None:
-    rotations = {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        "full_attention": {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "original_max_position_embeddings": 32,
-            "short_factor": [1.0] * 4,
-            "long_factor": [3.0, 4.0, 5.0, 6.0],
-        },
-    }
-    config = transformers.Gemma3TextConfig(**MIXED, head_dim=8, rope_parameters=rotations)
-    assert load(random_model(config), tmp_path).model.max_model_len == 32
+def test_longrope_beyond_its_original_context_has_one_set_of_frequencies(tmp_path: Path) -> None:
+    """That for long sequences, which transformers takes from the first prompt that is long, for short ones too."""
+    config = transformers.Phi3Config(**(SIZES | LONGROPE))
+    model = random_model(config)
+    loaded = load(model, tmp_path, max_model_len=100)
+    assert loaded.model.max_model_len == config.max_position_embeddings
+    prompts = [(prompt * 20)[:length] for prompt, length in zip(make_prompts(), (5, 20, 33, 60, 80), strict=False)]
+    assert max(map(len, prompts)) > 2 * 32
+    found = outputs_of(run(make_engine(loaded, max_model_len=100), prompts, NUM_TOKENS))
+    scaling = LONGROPE["rope_scaling"]
+    always = random_model(
+        transformers.Phi3Config(
+            **(SIZES | LONGROPE | {"rope_scaling": scaling | {"short_factor": scaling["long_factor"]}})
+        )
+    )
+    assert found == [generate(always, prompt, NUM_TOKENS) for prompt in prompts]
+    long = [index for index, prompt in enumerate(prompts) if len(prompt) > 32]
+    assert [found[index] for index in long] == [generate(model, prompts[index], NUM_TOKENS) for index in long]
+    assert generate(random_model(config), prompts[1], NUM_TOKENS) != found[1]  # by the frequencies for short ones
+
+
+def test_longrope_of_one_type_of_layers(tmp_path: Path) -> None:
+    """It keeps all layers within its original context, or is alone in being lengthened."""
+
+    def model_of(short_factor: list[float]) -> transformers.PreTrainedModel:
+        full = LONGROPE["rope_scaling"] | {"original_max_position_embeddings": 32, "short_factor": short_factor}
+        rotations = {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": full | {"rope_theta": 10000.0},
+        }
+        return random_model(transformers.Gemma3TextConfig(**MIXED, head_dim=8, rope_parameters=rotations))
+
+    assert load(model_of([1.0] * 4), tmp_path).model.max_model_len == 32
+    loaded = load(model_of([1.0] * 4), tmp_path, max_model_len=33)
+    assert loaded.model.max_model_len > 100
+    assert len(list((tmp_path / "cache" / FOLDER_NAME).iterdir())) == 2  # each has had a self-test of its own
+    prompts = [prompt[:20] for prompt in make_prompts()]
+    always = model_of(LONGROPE["rope_scaling"]["long_factor"])
+    assert outputs_of(run(make_engine(loaded), prompts, NUM_TOKENS)) == [
+        generate(always, prompt, NUM_TOKENS) for prompt in prompts
+    ]
 
 
 def test_bfloat16_model_is_served(tmp_path: Path) -> None:

@@ -28,10 +28,11 @@ def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def load(model: PreTrainedModel, folder: Path) -> LoadedModel:
+def load(model: PreTrainedModel, folder: Path, max_model_len: int | None = None) -> LoadedModel:
     """Save a model to a folder and load it as the engine does, in the model's dtype."""
     model.save_pretrained(folder)
-    return load_model(str(folder), dtype=model.dtype, device=torch.device("cpu"), cache_dir=folder / "cache")
+    cpu, cache_dir = torch.device("cpu"), folder / "cache"
+    return load_model(str(folder), dtype=model.dtype, device=cpu, cache_dir=cache_dir, max_model_len=max_model_len)
 
 
 def generate(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:

@@ -94,9 +94,10 @@ def test_a_draft_models_cache_has_no_second_tier() -> None:
         ),
         (None, {"kv_offload_bytes": 100}, f"kv_offload_bytes: 100 is less than one block of {6 * BLOCK} bytes"),
         (None, {"token_budget": 16, "max_num_seqs": 30}, "token_budget is 16; it must be at least max_num_seqs"),
+        (None, {"max_model_len": 4097}, "max_model_len: 4097 is more than the model's limit of 4096 tokens"),
     ],
 )
-def test_too_little_is_refused(draft: Sized | None, changes: dict[str, Any], message: str) -> None:
+def test_too_little_or_too_much_is_refused(draft: Sized | None, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         config_of(UNIFORM, draft, **changes)
 

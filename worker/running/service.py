@@ -160,6 +160,7 @@ def _load(settings: Settings, field: str, source: str | None) -> LoadedModel:
             cache_dir=settings.data_dir / "models",
             native_kernels=settings.native_kernels,
             numerics=numerics,
+            max_model_len=settings.max_model_len,
         )
     except ModelNotFound as error:
         raise ConfigurationError(f"{field}: {error}") from error

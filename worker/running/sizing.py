@@ -35,10 +35,14 @@ def engine_config(settings: Settings, model: PagedModel, draft: PagedModel | Non
     if 0 < settings.kv_offload_bytes < bytes_per_block:
         given = int(settings.kv_offload_bytes)
         raise ConfigurationError(f"kv_offload_bytes: {given} is less than one block of {bytes_per_block} bytes")
+    if settings.max_model_len is not None and settings.max_model_len > model.max_model_len:
+        raise ConfigurationError(
+            f"max_model_len: {settings.max_model_len} is more than the model's limit of {model.max_model_len} tokens"
+        )
     try:
         config = EngineConfig(
             num_blocks=kv_bytes // bytes_per_block,
-            max_model_len=min(settings.max_model_len or model.max_model_len, model.max_model_len),
+            max_model_len=settings.max_model_len or model.max_model_len,
             block_size=settings.block_size,
             max_num_seqs=settings.max_num_seqs,
             token_budget=settings.token_budget or max(budget, settings.max_num_seqs),
