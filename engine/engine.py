@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.admission import check_token_ids
+from engine.admission import check_content
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
@@ -81,7 +81,7 @@ class Engine:
         grammar: Grammar | None = None,
     ) -> Request:
         """Queue a prompt of token ids. Raises RequestError when it can never be served; the others go on."""
-        check_token_ids(prompt, params, self.model.vocab_size)
+        check_content(prompt, params, self.model.vocab_size)
         request = self._new_request(request_id, prompt, params, tenant)
         request.grammar = grammar
         self.lineup.add(request)
@@ -96,7 +96,7 @@ class Engine:
         """
         check_outputs(outputs)
         for output in outputs:
-            check_token_ids(prompt, output.params, self.model.vocab_size)
+            check_content(prompt, output.params, self.model.vocab_size)
         group = ForkGroup(GroupFigures(self._clock()))
         for index, output in enumerate(outputs):
             request = self._new_request(request_id_of_output(request_id, index), prompt, output.params, tenant)

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine import prompt_scoring
+from engine.admission import check_content
 from engine.engine import Engine
 from engine.forking import Output
 from engine.model_loader import LoadedModel
@@ -55,6 +56,17 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def llama(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load(model, tmp_path_factory.mktemp("llama"))
+
+
+def test_more_log_probabilities_than_can_be_told_are_refused() -> None:
+    """Of a prompt of 100,000 tokens the likeliest twenty at each place would take gigabytes on their way."""
+    prompt = [1] * 100_000
+    check_content(prompt, SamplingParams(max_tokens=1, prompt_logprobs=4), vocab_size=2)
+    with pytest.raises(
+        RequestError, match="prompt_logprobs is 5 and prompt has 100000 tokens: together 600000"
+    ) as caught:
+        check_content(prompt, SamplingParams(max_tokens=1, prompt_logprobs=5), vocab_size=2)
+    assert caught.value.code == "invalid_parameter"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -55,6 +55,7 @@ def test_every_field_that_is_known_arrives() -> None:
         min_tokens=2,
         ignore_eos=True,
         stop_token_ids=[3],
+        return_token_ids=True,
     )
     assert payload == {
         "schema_version": 1,
@@ -70,6 +71,7 @@ def test_every_field_that_is_known_arrives() -> None:
         "min_tokens": 2,
         "ignore_eos": True,
         "stop_token_ids": [3],
+        "return_token_ids": True,
     }
     assert parse_job(payload).temperature == 0.0
 
@@ -181,6 +183,7 @@ def test_streaming_is_the_services_to_do() -> None:
         ({"echo": True}, "echo", "is not supported"),
         ({"logprobs": 2}, "logprobs", "logprobs: Input should be a valid boolean, got 2"),
         ({"logprobs": True, "stream": True}, "logprobs", "logprobs: is not supported with stream"),
+        ({"return_token_ids": True, "stream": True}, "return_token_ids", "is not supported with stream"),
         ({"top_logprobs": 2}, "top_logprobs", "2 needs logprobs to be true"),
         ({"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2, got 2.5"),
         ({"logit_bias": {"a": 1}}, "logit_bias.a.[key]", "String should match pattern"),

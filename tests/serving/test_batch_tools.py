@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from tests.serving.conftest import Serve
-from tests.worker.fakes import ScriptedRunner, eventually, make_flow, running
+from tests.worker.fakes import EOS, ScriptedRunner, eventually, make_flow, running
 from tests.worker.test_tools import SILENT, TAGGED, WEATHER, with_template
 from worker.jobs import PromptJob
 from worker.running.tokenizing import Tokenizer
@@ -65,6 +65,7 @@ def test_tools_reach_the_prompt_and_calls_come_back(
         "told": {"messages": [ASKS], "tools": [WEATHER]},
         "twice": {"messages": [ASKS], "tools": [WEATHER], "n": 2},
         "untold": {"messages": [ASKS], "tools": [WEATHER], "tool_choice": "none"},
+        "ids": {"messages": [ASKS], "n": 2, "return_token_ids": True},
         "result": {
             "messages": [*talk, {"role": "tool", "tool_call_id": "c1", "content": "drizzle"}],
             "tools": [WEATHER],
@@ -82,11 +83,15 @@ def test_tools_reach_the_prompt_and_calls_come_back(
             (call,) = choice["message"]["tool_calls"]
             assert call["function"] == {"name": "weather", "arguments": '{"city": "Bonn"}'}
     assert done["untold"]["choices"][0]["message"]["content"] == "I cannot know."
+    assert done["ids"]["prompt_token_ids"] == list(b"[user] Is it raining in Bonn?\n[assistant] ")
+    assert [choice["token_ids"] for choice in done["ids"]["choices"]] == [[*b"I cannot know.", EOS]] * 2
+    assert "prompt_token_ids" not in done["untold"]
+    assert "token_ids" not in done["untold"]["choices"][0]
     assert done["result"]["choices"][0]["message"]["content"] == "It drizzles."
     assert "tool_calls" not in done["result"]["choices"][0]["message"]
     assert failed["broken"]["error"]["param"] == "tools.0.function.name"
-    (untold,) = [prompt for prompt in prompts if "You may call:" not in prompt]
-    assert untold == "[user] Is it raining in Bonn?\n[assistant] "
+    untold = {prompt for prompt in prompts if "You may call:" not in prompt}
+    assert untold == {"[user] Is it raining in Bonn?\n[assistant] "}
     (result,) = [prompt for prompt in prompts if "drizzle" in prompt]
     assert json.dumps(WEATHER, ensure_ascii=False) in result
     assert '<tool_call>weather {"city": "Bonn"}</tool_call>\n[tool] drizzle\n[assistant] ' in result

@@ -10,7 +10,7 @@ from rq.job import Job
 
 from tests.serving.conftest import Serve
 from tests.serving.scripted import SAYS_HELLO, scripted, turned_away, wait_for_worker
-from tests.worker.fakes import ENDLESS, ScriptedRunner, eventually
+from tests.worker.fakes import ENDLESS, EOS, ScriptedRunner, eventually
 from tests.worker.test_choices import ForkedRunner, published_ends, published_outputs
 from worker.queue.policy import QueuePolicy, TenantLimit
 from worker.records import JobState
@@ -76,6 +76,15 @@ def test_text_is_completed_and_streamed(connection: redis.Redis, sqlite_store: J
             lines = [line for line in response.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         assert all(json.loads(line.removeprefix("data: "))["object"] == "text_completion" for line in lines[:-1])
+
+
+def test_token_ids_are_told(connection: redis.Redis, sqlite_store: JobStore, serving: Serve) -> None:
+    with scripted(connection, sqlite_store), serving() as served:
+        wait_for_worker(sqlite_store)
+        body = {"prompt": "abc", "n": 2, "return_token_ids": True}
+        answer = httpx2.post(f"{served.url}/v1/completions", json=body, timeout=30).json()
+    assert answer["prompt_token_ids"] == [*b"abc"]
+    assert [choice["token_ids"] for choice in answer["choices"]] == [[*b"<abc>", EOS]] * 2
 
 
 def test_several_outputs_are_streamed(connection: redis.Redis, sqlite_store: JobStore, serving: Serve) -> None:

@@ -52,15 +52,17 @@ def _completion(endpoint: Endpoint, job: EndedJob) -> Mapping[str, Any]:
     echo, before = ("", None)
     if payload.get("echo"):
         echo, before = payload["prompt"], job.prompt_logprobs
-    outputs = [(job.text, job.finish_reason, job.logprobs)]
-    outputs += [(choice.text, choice.finish_reason, choice.logprobs) for choice in job.choices]
+    tells_ids = payload.get("return_token_ids", False)
+    outputs = [(job.text, job.finish_reason, job.logprobs, job.token_ids)]
+    outputs += [(choice.text, choice.finish_reason, choice.logprobs, [*choice.token_ids]) for choice in job.choices]
     choices = []
-    for index, (text, reason, logprobs) in enumerate(outputs):
+    for index, (text, reason, logprobs, token_ids) in enumerate(outputs):
         calling = calling_fields(text, job.job_id, index) if reason == TOOL_CALLS_REASON else {}
         content = (calling["content"] or "") if calling else echo + text
         all_logprobs = echoed_logprobs(before, logprobs)
-        choices.append(Choice(content, reason or "stop", all_logprobs, calling.get("tool_calls", ())))
-    return completion(head, choices, usage, job.prompt_logprobs)
+        calls = calling.get("tool_calls", ())
+        choices.append(Choice(content, reason or "stop", all_logprobs, calls, token_ids if tells_ids else None))
+    return completion(head, choices, usage, job.prompt_logprobs, job.prompt_token_ids)
 
 
 def _response(job_id: str, status: int, body: Mapping[str, Any]) -> dict[str, Any]:

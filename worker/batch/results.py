@@ -39,6 +39,8 @@ class EndedJob:
     cached_tokens: int | None
     logprobs: list[dict[str, Any]] | None
     prompt_logprobs: list[dict[str, Any]] | None
+    token_ids: list[int] | None
+    prompt_token_ids: list[int] | None  # of a job that asked for token ids
     payload: str  # the job's JSON object
     choices: tuple[Choice, ...] = ()  # the outputs beside the first
 
@@ -110,6 +112,8 @@ def _ended(job_ids: Sequence[str]) -> Select[*tuple[Any, ...]]:
             JobStatsRow.prefix_hit_tokens,
             ResultRow.logprobs,
             ResultRow.prompt_logprobs,
+            ResultRow.token_ids,
+            ResultRow.prompt_token_ids,
             JobRow.payload,
         )
         .outerjoin(ResultRow, ResultRow.job_id == JobRow.id)

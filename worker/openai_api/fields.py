@@ -130,6 +130,7 @@ COMMON: Mapping[str, Rule] = {
     "ignore_eos": same,
     "skip_special_tokens": same,
     "stop_token_ids": same,
+    "return_token_ids": same,
     "prompt_logprobs": same,
 }
 

@@ -59,7 +59,7 @@ def parse_request(
     if fields.get("echo") is True and fields.get("logprobs"):  # then those of the prompt too
         fields.setdefault("prompt_logprobs", fields["top_logprobs"])
     stream, include_usage = _streaming(given)
-    for name in ("logprobs", "prompt_logprobs"):
+    for name in ("logprobs", "prompt_logprobs", "return_token_ids"):
         if stream and (value := fields.get(name)) is not None and value is not False:
             raise refusal(name, "is not supported with stream; ask for the whole answer", UNSUPPORTED_VALUE)
     try:

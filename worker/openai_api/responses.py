@@ -39,6 +39,7 @@ class Choice:
     finish_reason: str
     logprobs: Sequence[Mapping[str, Any]] | None = None  # of each token of `text`, as a job's result has them
     calls: Sequence[Mapping[str, Any]] = ()
+    token_ids: Sequence[int] | None = None  # where the job asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,12 @@ def completion(
     choices: Sequence[Choice],
     usage: Usage,
     prompt_logprobs: Sequence[Mapping[str, Any]] | None = None,
+    prompt_token_ids: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Return the `chat.completion` or `text_completion` object of a job that is done, with `prompt_logprobs`, beyond
-    OpenAI's, where the job asked for them."""
-    asked = {} if prompt_logprobs is None else {"prompt_logprobs": list(prompt_logprobs)}
+    """Return the `chat.completion` or `text_completion` object of a job that is done, with what it asked to know of its
+    prompt, beyond OpenAI's."""
+    of_prompt = {"prompt_logprobs": prompt_logprobs, "prompt_token_ids": prompt_token_ids}
+    asked = {name: list(value) for name, value in of_prompt.items() if value is not None}
     return {
         **_frame(head, _OBJECTS[head.endpoint]),
         "choices": [_choice(head.endpoint, index, choice) for index, choice in enumerate(choices)],
@@ -76,6 +79,7 @@ def choices_of(value: Mapping[str, Any], *, echo: bool) -> list[Choice]:
             output["finish_reason"],
             echoed_logprobs(before, output.get("logprobs")),
             output.get("tool_calls") or (),
+            output.get("token_ids"),
         )
         for output in value.get("choices", [value])
     ]
@@ -150,6 +154,7 @@ def _choice(endpoint: Endpoint, index: int, choice: Choice) -> dict[str, Any]:
     ending = {
         "logprobs": logprobs_object(endpoint, choice.logprobs),
         "finish_reason": FINISH_REASONS[choice.finish_reason],
+        **({} if choice.token_ids is None else {"token_ids": list(choice.token_ids)}),
     }
     if endpoint is Endpoint.COMPLETIONS:
         return {"index": index, "text": choice.text, **ending}

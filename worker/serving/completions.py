@@ -121,7 +121,8 @@ async def _answer_at_once(call: _Call) -> Response:
     if end.state is not JobState.DONE or end.value is None:
         return as_response(error_of_end(end))
     choices = choices_of(end.value, echo=call.echo)
-    return JSONResponse(completion(call.head, choices, _usage(end.value), end.value.get("prompt_logprobs")))
+    of_prompt = (end.value.get("prompt_logprobs"), end.value.get("prompt_token_ids"))
+    return JSONResponse(completion(call.head, choices, _usage(end.value), *of_prompt))
 
 
 async def _answer_as_it_comes(call: _Call) -> Response:
