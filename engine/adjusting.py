@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.request import Request, RequestError
+from engine.request import Request, RequestError, RequestState
 from kernels.transfers import sent, to_device
 
 NEVER = float("-inf")
@@ -19,11 +19,14 @@ logger = logging.getLogger(__name__)
 def adjust(logits: Tensor, requests: Sequence[Request]) -> dict[int, RequestError]:
     """Change the rows of requests that ask for it; return, by row, the errors of those whose grammar fails.
 
-    logits: [num_requests, vocab_size], float32, mutated; rows of other requests keep every bit.
+    logits: [num_requests, vocab_size], float32, mutated; rows of other requests keep every bit, and so do those of
+    requests that have ended since their logits were computed: a grammar may not go on behind its end.
     """
     failed: dict[int, RequestError] = {}
     for row, request in enumerate(requests):
         params = request.params
+        if request.state is RequestState.FINISHED:
+            continue
         if params.has_penalties:
             _penalize(logits[row], request)
         if params.logit_bias:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.quarantine import DeviceOutOfMemory
 from engine.request import RequestError
-from engine.sampler import Choice
+from engine.sampler import Choice, choose
 from engine.step_plan import Sampled, SchedulerOutput
 from kernels.transfers import to_device
 
@@ -18,17 +18,32 @@ CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"  # how torch's message for it begins, 
 class LaunchedStep:
     """A step without drafts, whose tokens are on the device when their turn comes there."""
 
-    def __init__(self, plan: SchedulerOutput, choice: Choice, failed: Mapping[str, RequestError]) -> None:
-        """`choice` has a row for each share, in order. `failed` has, by request id, what is known to have failed."""
+    def __init__(self, plan: SchedulerOutput, logits: Tensor, failed: Mapping[str, RequestError]) -> None:
+        """logits: [num_shares, vocab_size], float32, left alone by others until `choose` has changed them. `failed`
+        has, by request id, what is known to have failed."""
         self._plan = plan
-        self._choice = choice
+        self._logits: Tensor | None = logits  # None where tokens are chosen
+        self._choice: Choice | None = None
         self._failed = failed
         self._rows = {share.request.request_id: row for row, share in enumerate(plan.scheduled)}
 
+    def choose(self) -> None:
+        """Begin to choose tokens, unless that was done. Raises DeviceOutOfMemory."""
+        logits, self._logits = self._logits, None
+        if logits is not None:
+            with noted_out_of_memory(logits.device), torch.inference_mode():  # logits are changed in place
+                self._choice = choose(logits, self._plan.requests)
+
+    @property
+    def _chosen(self) -> Choice:
+        assert self._choice is not None, "a step chooses before anybody asks for its tokens"
+        return self._choice
+
     def results(self) -> Mapping[str, Sampled]:
         """Wait for the step and return what it sampled. Raises DeviceOutOfMemory, and what the device raised."""
-        with noted_out_of_memory(self._choice.tokens.device):
-            chosen = self._choice.results()
+        choice = self._chosen
+        with noted_out_of_memory(choice.tokens.device):
+            chosen = choice.results()
         sampled = [token if isinstance(token, RequestError) else (token,) for token in chosen]
         return {**results_of(self._plan, sampled), **self._failed}
 
@@ -46,7 +61,7 @@ class LaunchedStep:
                 rows.append(self._rows[share.request.request_id])
         if places:
             device = token_ids.device
-            tokens = self._choice.tokens[to_device(rows, torch.int64, device)]
+            tokens = self._chosen.tokens[to_device(rows, torch.int64, device)]
             token_ids.index_copy_(0, to_device(places, torch.int64, device), tokens)
 
 

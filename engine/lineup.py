@@ -103,9 +103,7 @@ class Lineup:
         self._num_waiting += 1
 
     def fork(self, request: Request, group: ForkGroup) -> None:
-        """Let those of a request's group that wait for the prompt run on its blocks, once it has all of that."""
-        if not group.aside or not request.has_prompt:
-            return
+        """Let those of a request's group that wait for the prompt run on its blocks: it has computed all of that."""
         for other in group.aside:
             self._cache.fork(request, other)
             self._start(other)

@@ -21,7 +21,6 @@ from engine.paged_model import PagedModel
 from engine.probing import plan_of, probe_request
 from engine.prompt_scoring import PromptScorer
 from engine.request import RequestError
-from engine.sampler import choose
 from engine.speculation.verifying import sample_drafts
 from engine.step_plan import Computed, Launched, SchedulerOutput
 
@@ -60,9 +59,10 @@ class ModelRunner:
         """Begin a step: its results are, by request id, the tokens of each share that samples, and the error of any
         share. On a CPU it is over then; on a GPU nothing waits, unless there are drafts or prompts to score.
 
-        A plan that is ahead gets its pending tokens from the step launched before it. A chunk that does not sample is
-        checked too, by its last token, which attends to all before it: were the request preempted or aborted in
-        between, its blocks would go back to the pool with what is not finite in them.
+        A plan that is ahead gets its pending tokens from the step launched before it; where it chooses late, only its
+        forward is begun here. A chunk that does not sample is checked too, by its last token, which attends to all
+        before it: were the request preempted or aborted in between, its blocks would go back to the pool with what is
+        not finite in them.
 
         Raises DeviceOutOfMemory.
         """
@@ -94,8 +94,11 @@ class ModelRunner:
                 logits = self._forward(plan)
             if any(share.draft for share in plan.scheduled):
                 return Computed(results_of(plan, sample_drafts(logits, plan.scheduled)) | failed)
-            self._latest = LaunchedStep(plan, choose(logits, plan.requests), failed)
-        return self._latest
+        step = LaunchedStep(plan, logits, failed)
+        if not plan.chooses_late:
+            step.choose()
+        self._latest = step
+        return step
 
     def _forward(self, plan: SchedulerOutput) -> Tensor:
         logits = None if self.graphs is None else self.graphs.forward(plan, partial(self._fill_pending, plan))

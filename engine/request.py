@@ -206,7 +206,7 @@ class Request:
     figures: RequestFigures
     state: RequestState = RequestState.WAITING
     num_computed_tokens: int = 0  # those of steps under way too
-    num_pending_tokens: int = 0  # not known yet: steps under way will sample them
+    num_pending_tokens: int = 0  # chosen in steps under way, and not known yet
     block_tables: list[BlockTable] = field(default_factory=list)  # one a KV group, all as long; none before admission
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as needed
     num_cached_blocks: int = 0  # leading blocks of each table already offered to the prefix cache
@@ -274,14 +274,15 @@ class Request:
         return self.num_expected_tokens - self.num_prompt_tokens
 
     @property
-    def needs_known_tokens(self) -> bool:
-        """Whether its next step cannot be planned or computed before it knows what the one under way samples."""
-        return (
-            self.grammar is not None
-            or self.group is not None
-            or self.params.has_penalties
-            or self.lacks_prompt_logprobs
-        )
+    def is_planned_in_turn(self) -> bool:
+        """Whether its next step cannot be planned before the one under way has ended: while others of its group wait
+        for the prompt, or while its own prompt is scored."""
+        return (self.group is not None and bool(self.group.aside)) or self.lacks_prompt_logprobs
+
+    @property
+    def chooses_by_output(self) -> bool:
+        """Whether its next token is chosen by those before it, which must be known then, and not by logits alone."""
+        return self.grammar is not None or self.params.has_penalties
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from engine.cache_manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.detokenizing import Detokenizer
+from engine.forking import BlockCopy
 from engine.lineup import Lineup
+from engine.offloading import Transfer
 from engine.request import FinishReason, Request, RequestError
 from engine.step_plan import NO_DRAFTS, Drafts, Sampled, ScheduledRequest, SchedulerOutput, StepLimits
 from engine.stopping import finish_reason
@@ -43,8 +45,8 @@ class Scheduler:
         """Plan a step: allocate its blocks, preempting where they run out, and admit what fits, of `only` if given.
 
         `drafts` are of requests as they are known now; they get what room is left.
-        The plan must be launched next, then `launched` called, and `update` with its tokens: blocks are offered to the
-        prefix cache here.
+        The plan must be launched next, then `launched` and `chosen` called, and `update` with its tokens: blocks are
+        offered to the prefix cache here.
         """
         scheduled, preempted, budget = self._schedule_running(limits)
         if not preempted:
@@ -61,7 +63,7 @@ class Scheduler:
         be another's in this step already. But nobody must get those of a request that turns out to have failed, so none
         is preempted here, and none gives back what it has just written.
         """
-        if any(request.needs_known_tokens for request in self._lineup.running) or self._may_slide_out(under_way):
+        if any(request.is_planned_in_turn for request in self._lineup.running) or self._may_slide_out(under_way):
             return None
         scheduled: list[ScheduledRequest] = []
         budget = limits.num_tokens
@@ -83,9 +85,14 @@ class Scheduler:
         return bool(windows) and max(share.num_scheduled_tokens for share in plan.scheduled) >= min(windows)
 
     def launched(self, plan: SchedulerOutput) -> None:
-        """Count what a step computes as computed, and what it samples as to be known."""
+        """Count what a step computes as computed."""
         for share in plan.scheduled:
             share.request.num_computed_tokens += share.num_known_tokens
+
+    def chosen(self, plan: SchedulerOutput) -> None:
+        """Count what a step has chosen as to be known. Before that the position of what it chooses is the one behind
+        all known and pending tokens, whether the step before it is under way or has ended."""
+        for share in plan.of_those_running().scheduled:
             share.request.num_pending_tokens += share.samples
 
     def _output(
@@ -169,7 +176,7 @@ class Scheduler:
         """
         now = self._clock()
         finished, doubtful = [], []
-        failed_blocks = self._failed_blocks if plan.is_ahead else set()
+        failed_blocks = _with_copies(self._failed_blocks, plan.transfers) if plan.is_ahead else set()
         for share in plan.scheduled:
             request, figures, num_drafted = share.request, share.request.figures, len(share.draft)
             request.num_pending_tokens -= share.samples
@@ -186,7 +193,7 @@ class Scheduler:
                 else:
                     doubtful.append(request)
                 continue
-            if request.group is not None:
+            if request.group is not None and share.has_prompt:
                 self._lineup.fork(request, request.group)
             assert (result is not None) == share.samples, "tokens for each share that samples, and no other"
             if result is not None and self._take_in(share, result, now):
@@ -242,3 +249,9 @@ def _ends_by_length(request: Request, max_model_len: int) -> bool:
     return (
         request.num_expected_output_tokens >= request.params.max_tokens or request.num_expected_tokens >= max_model_len
     )
+
+
+def _with_copies(block_ids: set[int], transfers: Sequence[Transfer]) -> set[int]:
+    """Return blocks, and those that became copies of them in a step."""
+    copies = (transfer for transfer in transfers if isinstance(transfer, BlockCopy))
+    return block_ids.union(copy.target for copy in copies if copy.source in block_ids)

@@ -38,6 +38,11 @@ class ScheduledRequest:
         return self.num_computed_tokens + self.num_known_tokens > self.request.num_tokens
 
     @property
+    def has_prompt(self) -> bool:
+        """Whether its request holds the KV of the whole prompt when the step has ended."""
+        return self.num_computed_tokens + self.num_known_tokens >= self.request.num_prompt_tokens
+
+    @property
     def token_ids(self) -> list[int]:
         """Before `Scheduler.launched`: the scheduled tokens, 0 in the place of a pending one."""
         start = self.num_computed_tokens
@@ -73,6 +78,12 @@ class SchedulerOutput:
     def requests(self) -> list[Request]:
         return [share.request for share in self.scheduled]
 
+    @property
+    def chooses_late(self) -> bool:
+        """Before `Scheduler.launched`: whether it samples by a token that is pending, so that only its forward can run
+        before the step under way has ended."""
+        return any(share.has_pending_token and share.request.chooses_by_output for share in self.scheduled)
+
     def of_those_running(self) -> "SchedulerOutput":
         """Return it without the shares of requests that ended, or start over, since it was planned: computed in vain,
         and nobody's."""
@@ -85,6 +96,13 @@ class SchedulerOutput:
 class Launched(Protocol):
     """A step that a runner has begun, or run."""
 
+    def choose(self) -> None:
+        """Begin to choose the tokens of a plan that chooses late: the step before it has ended, and nothing was
+        launched since. Those of other plans are chosen already. Who has ended meanwhile chooses in vain.
+
+        Raises DeviceOutOfMemory, and what else goes wrong.
+        """
+
     def results(self) -> Mapping[str, Sampled]:
         """Wait for the step. Returns, by request id, the tokens of each share that samples, and the error of each that
         must end; raises what the step raised."""
@@ -95,6 +113,9 @@ class Computed:
     """A step that is over when it is launched."""
 
     sampled: Mapping[str, Sampled]
+
+    def choose(self) -> None:
+        pass
 
     def results(self) -> Mapping[str, Sampled]:
         return self.sampled

@@ -27,7 +27,8 @@ class Runner(Mender, Protocol):
         """Begin a step, and wait for it or not. Steps read and write blocks in the order in which they are launched.
 
         A share's tokens are what the request would get one a step: the last is not in the draft, those before it are.
-        Where the plan is ahead, tokens that are pending are those of the step launched before it.
+        Where the plan is ahead, tokens that are pending are those of the step launched before it, which has chosen
+        them; where it chooses late, its own are left to `Launched.choose`.
 
         Raises DeviceOutOfMemory, at once or with the results, when the step is too large for the device.
         """
@@ -139,9 +140,11 @@ class Stepper:
             self._launch(plan, began)
         except BaseException as error:
             self.ended += self.recovery.recover(plan, error, self._touched_by(plan))
+        self._choose()
 
     def _go_on(self) -> None:
-        """Launch the step after the one under way, if that can be, and then finish the latter."""
+        """Launch the step after the one under way, if that can be, and then finish the latter, so that the former can
+        choose its tokens."""
         current = self._take()
         began = self._clock()
         plan = None
@@ -163,13 +166,26 @@ class Stepper:
         self._scheduler.launched(plan)
         self._under_way = StepUnderWay(plan, launched, began, launched_at)
 
+    def _choose(self) -> None:
+        """Let the step under way, if there is one, choose its tokens: all those before them are known."""
+        step = self._under_way
+        if step is None:
+            return
+        try:
+            step.launched.choose()
+        except BaseException as error:
+            self._under_way = None
+            self.ended += self.recovery.recover(step.plan, error, self._touched_by(step.plan))
+        else:
+            self._scheduler.chosen(step.plan)
+
     def _take(self) -> StepUnderWay:
         step, self._under_way = self._under_way, None
         assert step is not None, "a step is under way"
         return step
 
     def _finish(self, step: StepUnderWay) -> None:
-        """Wait for a step and take in what it computed.
+        """Wait for a step and take in what it computed; then the one launched after it chooses its tokens.
 
         Where a request failed, the step launched after it is finished too, before anybody counts on what it wrote.
         """
@@ -190,6 +206,7 @@ class Stepper:
             self.last_size = StepSize(len(plan.scheduled), plan.num_tokens)
         if failed_in_vain:
             self._scheduler.doubt_all_blocks()
+        self._choose()
         if self._under_way is not None and any(isinstance(result, RequestError) for result in results.values()):
             self._finish(self._take())
         if failed_in_vain:
@@ -200,6 +217,7 @@ class Stepper:
         """Wait for a step whose results are of no use, and return its plan."""
         step = self._take()
         try:
+            step.launched.choose()
             step.launched.results()
         except Exception:  # it goes wrong as the one before it did
             logger.info("a step launched ahead failed too", exc_info=True)

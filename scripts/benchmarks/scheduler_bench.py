@@ -5,7 +5,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 import click
@@ -29,8 +29,9 @@ GOAL_MS = {32: 0.3, 256: 1.5}  # CPU time a step, by requests running
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The median CPU time of a step, and the part of the time that a device has nothing to do, which takes `device_ms`
-    for each: with steps in turn, and with asynchronous scheduling."""
+    """The median CPU time of a step, and the part of the time that a device, which takes `device_ms` for each, has
+    nothing to do: with steps in turn; with asynchronous scheduling; and with that where one request has a penalty, so
+    that each step chooses its tokens when those of the one before it are known."""
 
     running: int
     waiting: int
@@ -40,6 +41,7 @@ class StepCost:
     device_ms: float
     idle_in_turn: float
     idle_ahead: float
+    idle_choosing_late: float
 
 
 class NoModel:
@@ -65,29 +67,45 @@ class NoModel:
 
 
 class SimulatedDevice(NoModel):
-    """A device that works beside the CPU, one step after the other, each for as long."""
+    """A device that works beside the CPU, one step after the other, each for as long. To choose takes it no time, but
+    nothing after that can begin before."""
 
     def __init__(self, step_seconds: float) -> None:
         super().__init__()
         self._step_seconds = step_seconds
-        self._free_at = time.perf_counter()
+        self.free_at = time.perf_counter()  # when all that it has been given to do is done
         self.idle_seconds = 0.0
 
     def launch(self, plan: SchedulerOutput) -> Launched:
+        self.wait_for_host()
+        self.free_at += self._step_seconds
+        step = _StepOfDevice(self, sevens(plan))
+        if not plan.chooses_late:
+            step.choose()
+        return step
+
+    def wait_for_host(self) -> None:
+        """Note that it has had nothing to do since it was free, if it was."""
         now = time.perf_counter()
-        self.idle_seconds += max(0.0, now - self._free_at)
-        self._free_at = max(now, self._free_at) + self._step_seconds
-        return _StepOfDevice(sevens(plan), self._free_at)
+        self.idle_seconds += max(0.0, now - self.free_at)
+        self.free_at = max(now, self.free_at)
 
 
-@dataclass(frozen=True, slots=True)
 class _StepOfDevice:
-    sampled: Mapping[str, Sampled]
-    ends_at: float  # as time.perf_counter has it
+    def __init__(self, device: SimulatedDevice, sampled: Mapping[str, Sampled]) -> None:
+        self._device = device
+        self._sampled = sampled
+        self._ends_at: float | None = None  # as time.perf_counter has it; None before it chooses
+
+    def choose(self) -> None:
+        if self._ends_at is None:
+            self._device.wait_for_host()
+            self._ends_at = self._device.free_at
 
     def results(self) -> Mapping[str, Sampled]:
-        time.sleep(max(0.0, self.ends_at - time.perf_counter()))
-        return self.sampled
+        assert self._ends_at is not None, "a step chooses before it is waited for"
+        time.sleep(max(0.0, self._ends_at - time.perf_counter()))
+        return self._sampled
 
 
 def sevens(plan: SchedulerOutput) -> dict[str, Sampled]:
@@ -108,8 +126,8 @@ def sevens(plan: SchedulerOutput) -> dict[str, Sampled]:
 def scheduler(running: tuple[int, ...], waiting: tuple[int, ...], device_ms: float, as_json: bool) -> None:
     """CPU time of a decoding step without the model: scheduling, blocks, accounts, and what becomes of each token.
 
-    And the part of its time that a device would wait for that, with steps in turn and planned ahead: a simulated one,
-    whose steps are launched for nothing.
+    And the part of its time that a device would wait for that, with steps in turn, planned ahead, and planned ahead
+    where one request has a penalty: a simulated one, whose steps are launched, and choose, for nothing.
 
     \b
     Example:
@@ -120,10 +138,10 @@ def scheduler(running: tuple[int, ...], waiting: tuple[int, ...], device_ms: flo
         for cost in costs:
             print(json.dumps(asdict(cost)))
         return
-    table = Table("running", "waiting", "CPU ms a step", "ahead", "goal", "device idle", "ahead")
+    table = Table("running", "waiting", "CPU ms a step", "ahead", "goal", "device idle", "ahead", "with a penalty")
     for cost in costs:
         goal = "" if cost.goal_ms is None else f"{cost.goal_ms}"
-        idle = (f"{cost.idle_in_turn:.1%}", f"{cost.idle_ahead:.1%}")
+        idle = (f"{share:.1%}" for share in (cost.idle_in_turn, cost.idle_ahead, cost.idle_choosing_late))
         ms = (f"{cost.ms:.3f}", f"{cost.ms_ahead:.3f}")
         table.add_row(f"{cost.running}", f"{cost.waiting:,}", *ms, goal, *idle)
     console = Console()
@@ -144,6 +162,7 @@ def _measure(running: int, waiting: int, device_ms: float) -> StepCost:
         device_ms=device_ms,
         idle_in_turn=_idle_share(running, waiting, device_ms / 1e3, async_scheduling=False),
         idle_ahead=_idle_share(running, waiting, device_ms / 1e3, async_scheduling=True),
+        idle_choosing_late=_idle_share(running, waiting, device_ms / 1e3, async_scheduling=True, num_penalized=1),
     )
 
 
@@ -159,18 +178,23 @@ def _step_ms(running: int, waiting: int, *, async_scheduling: bool) -> float:
     return 1e3 * median(times)
 
 
-def _idle_share(running: int, waiting: int, step_seconds: float, *, async_scheduling: bool) -> float:
+def _idle_share(
+    running: int, waiting: int, step_seconds: float, *, async_scheduling: bool, num_penalized: int = 0
+) -> float:
     """Return the part of the time that the device had nothing to do."""
     device = SimulatedDevice(step_seconds)
-    engine = _decoding(device, running, waiting, async_scheduling=async_scheduling)
+    engine = _decoding(device, running, waiting, async_scheduling=async_scheduling, num_penalized=num_penalized)
     begun, device.idle_seconds = time.perf_counter(), 0.0
     for _ in range(STEPS):
         engine.step()
     return device.idle_seconds / (time.perf_counter() - begun)
 
 
-def _decoding(runner: Runner, running: int, waiting: int, *, async_scheduling: bool = False) -> Engine:
-    """Return an engine in which `running` requests decode and `waiting` others stand behind them."""
+def _decoding(
+    runner: Runner, running: int, waiting: int, *, async_scheduling: bool = False, num_penalized: int = 0
+) -> Engine:
+    """Return an engine in which `running` requests decode, so many of them with a penalty, and `waiting` others stand
+    behind them."""
     config = EngineConfig(
         num_blocks=running * MAX_TOKENS // 16,
         max_model_len=MAX_TOKENS,
@@ -181,8 +205,10 @@ def _decoding(runner: Runner, running: int, waiting: int, *, async_scheduling: b
     engine = Engine(config, runner, MODEL, Detokenizer(lambda token_ids: ""))
     params = SamplingParams(max_tokens=MAX_TOKENS - PROMPT_TOKENS, ignore_eos=True)
     prompts = [[index % 90 + 1] * PROMPT_TOKENS for index in range(running)]
+    penalized = replace(params, presence_penalty=0.5)
     for index in range(running + waiting):
-        engine.add(str(index), prompts[index] if index < running else [5, 6, 7], params)
+        prompt = prompts[index] if index < running else [5, 6, 7]
+        engine.add(str(index), prompt, penalized if index < num_penalized else params)
     while any(request.num_output_tokens == 0 for request in engine.lineup.running) or (
         len(engine.lineup.running) < running
     ):

@@ -8,7 +8,8 @@ from engine.request import Request, SamplingParams
 from engine.speculation.speculation import Speculation
 from engine.speculation.speculator import Offer
 from engine.step_plan import Drafts
-from tests.engine.fakes import FakeClock, Harness, assert_as_alone, generate_alone, make_config
+from tests.engine.fake_model import generate_alone
+from tests.engine.fakes import FakeClock, Harness, assert_as_alone, make_config
 
 CATCHING_UP_TOKENS = 32  # that a step of the drafter's own holds
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from engine.request import Request, RequestError, SamplingParams
 from engine.sampler import sample
-from tests.engine.fakes import EOS, make_request
+from tests.engine.fake_model import EOS
+from tests.engine.fakes import make_request
 
 VOCAB_SIZE = 12
 

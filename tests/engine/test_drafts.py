@@ -7,7 +7,8 @@ import pytest
 
 from engine.request import FinishReason, Request, SamplingParams
 from engine.step_plan import NO_DRAFTS, Drafts, SchedulerOutput
-from tests.engine.fakes import NAN_TOKEN, Harness, assert_as_alone, generate_alone, make_config
+from tests.engine.fake_model import NAN_TOKEN, generate_alone
+from tests.engine.fakes import Harness, assert_as_alone, make_config
 
 PROMPT = [1, 2, 3]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -4,14 +4,8 @@ import pytest
 
 from engine.request import FinishReason, RequestState, SamplingParams
 from engine.status import EngineStatus
-from tests.engine.fakes import (
-    NAN_TOKEN,
-    Harness,
-    assert_as_alone,
-    generate_alone,
-    make_harness,
-    next_token,
-)
+from tests.engine.fake_model import NAN_TOKEN, generate_alone, next_token
+from tests.engine.fakes import Harness, assert_as_alone, make_harness
 
 LONG = SamplingParams(max_tokens=12, ignore_eos=True)
 

@@ -11,19 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.forking import Output
 from engine.offload_policy import CopyTime, Direction
 from engine.request import FinishReason, Request, RequestError, RequestState, SamplingParams
-from tests.engine.fakes import (
-    NAN_TOKEN,
-    VOCAB_SIZE,
-    Harness,
-    RandomDrafts,
-    assert_as_alone,
-    generate_alone,
-    make_config,
-)
+from tests.engine.fake_model import NAN_TOKEN, VOCAB_SIZE, FakeGrammar, generate_alone
+from tests.engine.fake_speculation import RandomDrafts
+from tests.engine.fakes import Harness, assert_as_alone, make_config
 from tests.engine.ledger_oracle import LedgerOracle
 
 PREFIXES = ((), (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (9, 8, 7, 6, 5))
 STOPS = ((), ("a",), ("bx", "gh"), ("cz", "d"))
+ENDS = frozenset({5, 6, 7})
 
 params = st.builds(
     lambda max_tokens, min_tokens, **others: SamplingParams(
@@ -32,10 +27,12 @@ params = st.builds(
     max_tokens=st.integers(1, 14),
     min_tokens=st.sampled_from((0, 0, 3)),
     stop=st.sampled_from(STOPS),
-    stop_token_ids=st.sampled_from((frozenset(), frozenset({5, 6, 7}))),
+    stop_token_ids=st.sampled_from((frozenset(), ENDS)),
     ignore_eos=st.booleans(),
     seed=st.integers(0, 3),
+    presence_penalty=st.sampled_from((0.0, 0.0, 0.0, 0.5)),
 )
+grammars = st.none() | st.none() | st.builds(FakeGrammar, ends=st.just(ENDS), fails_at=st.none() | st.integers(0, 9))
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -93,9 +90,17 @@ class EngineMachine(RuleBasedStateMachine):
         suffix=st.lists(st.integers(0, NAN_TOKEN - 1), max_size=6),
         params=params,
         tenant=st.sampled_from(("", "", "other")),
+        grammar=grammars,
     )
-    def add(self, prefix: tuple[int, ...], suffix: list[int], params: SamplingParams, tenant: str) -> None:
-        self._add([*prefix, *suffix], params, tenant)
+    def add(
+        self,
+        prefix: tuple[int, ...],
+        suffix: list[int],
+        params: SamplingParams,
+        tenant: str,
+        grammar: FakeGrammar | None,
+    ) -> None:
+        self._add([*prefix, *suffix], params, tenant, grammar)
 
     @rule(prefix=st.sampled_from(PREFIXES), suffix=st.lists(st.integers(0, NAN_TOKEN - 1), max_size=6), params=params)
     def add_one_that_is_not_finite(self, prefix: tuple[int, ...], suffix: list[int], params: SamplingParams) -> None:
@@ -103,40 +108,40 @@ class EngineMachine(RuleBasedStateMachine):
         is_seen_on = None in self.harness.config.windows
         self._add([*prefix, NAN_TOKEN, *(suffix if is_seen_on else ())], params, "")
 
-    def _add(self, prompt: list[int], params: SamplingParams, tenant: str) -> None:
+    def _add(self, prompt: list[int], params: SamplingParams, tenant: str, grammar: FakeGrammar | None = None) -> None:
         request_id = str(self.num_added)
         self.num_added += 1
         config = self.harness.config
         if prompt and len(prompt) + params.max_tokens <= config.longest_sequence:
-            self.unfinished[request_id] = self.harness.add(request_id, prompt, params, tenant)
+            self.unfinished[request_id] = self.harness.add(request_id, prompt, params, tenant, grammar)
             self.oracle.requests.append(self.unfinished[request_id])
             return
         with pytest.raises(RequestError) as raised:
-            self.harness.add(request_id, prompt, params, tenant)
+            self.harness.add(request_id, prompt, params, tenant, grammar)
         assert raised.value.code in {"empty_prompt", "context_length", "kv_capacity"}
 
     @rule(
         prefix=st.sampled_from(PREFIXES),
         suffix=st.lists(st.integers(0, NAN_TOKEN), max_size=6),
-        outputs=st.lists(params, min_size=1, max_size=4),
+        outputs=st.lists(st.builds(Output, params, grammars), min_size=1, max_size=4),
     )
-    def add_group(self, prefix: tuple[int, ...], suffix: list[int], outputs: list[SamplingParams]) -> None:
+    def add_group(self, prefix: tuple[int, ...], suffix: list[int], outputs: list[Output]) -> None:
         request_id = str(self.num_added)
         self.num_added += 1
         config = self.harness.config
         if None not in config.windows:
             suffix = [token for token in suffix if token != NAN_TOKEN]
         prompt = [*prefix, *suffix]
-        worst = len(prompt) + max(params.max_tokens for params in outputs)
+        worst = len(prompt) + max(output.params.max_tokens for output in outputs)
         if prompt and worst <= config.longest_sequence:
-            requests = self.harness.engine.add_group(request_id, prompt, [Output(params) for params in outputs])
-            assert [request.params for request in requests] == outputs
+            requests = self.harness.engine.add_group(request_id, prompt, outputs)
+            assert [Output(request.params, request.grammar) for request in requests] == outputs
             self.unfinished |= {request.request_id: request for request in requests}
             self.oracle.requests += requests
             self.groups.append(requests)
             return
         with pytest.raises(RequestError):
-            self.harness.engine.add_group(request_id, prompt, [Output(params) for params in outputs])
+            self.harness.engine.add_group(request_id, prompt, outputs)
 
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
@@ -180,9 +185,8 @@ class EngineMachine(RuleBasedStateMachine):
             return
         assert aborted is self.unfinished.pop(request_id)
         assert request.finish_reason is FinishReason.CANCELLED
-        alone, _ = generate_alone(
-            request.token_ids[: request.num_prompt_tokens], request.params, self.harness.config.windows
-        )
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        alone, _ = generate_alone(prompt, request.params, self.harness.config.windows, request.grammar)
         assert alone[: request.num_output_tokens] == request.output_token_ids
 
     @rule(direction=st.sampled_from(Direction), seconds=st.sampled_from((0.0, 1.0, 1e6)))

@@ -7,7 +7,8 @@ import pytest
 
 from engine.forking import MAX_OUTPUTS, Output, seed_of_output
 from engine.request import FinishReason, Request, RequestError, SamplingParams
-from tests.engine.fakes import NAN_TOKEN, Harness, assert_as_alone, make_harness
+from tests.engine.fake_model import NAN_TOKEN
+from tests.engine.fakes import Harness, assert_as_alone, make_harness
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 

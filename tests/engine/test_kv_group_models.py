@@ -20,7 +20,7 @@ from engine.request import SamplingParams
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.prompt_lookup import PromptLookup
 from kernels.native.library import NativeKernels
-from tests.engine.fakes import EagerSpeculation
+from tests.engine.fake_speculation import EagerSpeculation
 from tests.engine.tiny_configs import LOCAL_MOE, MIXED, SERVED, SHARED_KV, VOCAB_SIZE, WIDE_FULL_LAYERS, WINDOW
 from tests.engine.tiny_models import generate, load, make_config, make_engine, outputs_of, random_model, run
 

@@ -8,7 +8,9 @@ from engine.block_ledger import NS
 from engine.ledger import PAIRS_PER_READ, PAIRS_PER_TOKEN, divide, weight
 from engine.request import Request, SamplingParams
 from engine.step_plan import ScheduledRequest
-from tests.engine.fakes import NAN_TOKEN, FakeDeviceError, Harness, make_harness, make_request
+from tests.engine.fake_model import NAN_TOKEN
+from tests.engine.fake_runner import FakeDeviceError
+from tests.engine.fakes import Harness, make_harness, make_request
 from tests.engine.ledger_oracle import LedgerOracle
 
 LONG = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -8,7 +8,8 @@ from engine.quarantine import DeviceOutOfMemory, EngineBroken
 from engine.recovering import CALM_STEPS
 from engine.request import Request, SamplingParams
 from engine.step_plan import SchedulerOutput
-from tests.engine.fakes import FakeDeviceError, Harness, assert_as_alone, make_harness
+from tests.engine.fake_runner import FakeDeviceError
+from tests.engine.fakes import Harness, assert_as_alone, make_harness
 
 LONG = SamplingParams(max_tokens=12, ignore_eos=True)
 

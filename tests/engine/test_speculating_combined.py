@@ -21,7 +21,7 @@ from engine.request import FinishReason, Request, SamplingParams
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculator import Drafter
-from tests.engine.fakes import EagerSpeculation
+from tests.engine.fake_speculation import EagerSpeculation
 from tests.engine.test_speculating_models import loaded, other
 from tests.engine.tiny_configs import VOCAB_SIZE
 from tests.engine.tiny_models import make_config

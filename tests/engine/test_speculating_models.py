@@ -19,7 +19,8 @@ from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculator import Speculator
 from engine.speculation.verifying import sample_drafts
 from engine.step_plan import Drafts, ScheduledRequest
-from tests.engine.fakes import EagerSpeculation, make_request
+from tests.engine.fake_speculation import EagerSpeculation
+from tests.engine.fakes import make_request
 from tests.engine.tiny_configs import SERVED, VOCAB_SIZE
 from tests.engine.tiny_models import load, make_config, make_engine, random_model
 

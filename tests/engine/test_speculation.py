@@ -15,7 +15,8 @@ from engine.speculation.speculation import REMEASURE_STEPS
 from engine.speculation.speculator import Offer
 from engine.speculation.step_costs import ASSUMED_PER_TOKEN, FORGETTING_STEPS, LEARNED_SHARE, StepCosts
 from tests.engine.fake_drafters import OracleDrafter, seconds_of, timed_harness
-from tests.engine.fakes import assert_as_alone, generate_alone, make_request
+from tests.engine.fake_model import generate_alone
+from tests.engine.fakes import assert_as_alone, make_request
 
 
 def naive_follow(tokens: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:

@@ -9,7 +9,8 @@ from engine.detokenizing import Detokenizer, OutputText
 from engine.request import FinishReason, Request
 from engine.stop_strings import StopFinder
 from engine.stopping import finish_reason
-from tests.engine.fakes import EOS, MODEL, detokenize, make_request, text_of
+from tests.engine.fake_model import EOS, MODEL, detokenize, text_of
+from tests.engine.fakes import make_request
 
 MAX_MODEL_LEN = 64
 

@@ -161,6 +161,26 @@ def test_steps_by_graphs_answer_as_those_without(tmp_path: Path, async_schedulin
     assert not bool(key_cache[-1, 1:].any())
 
 
+def test_a_step_by_a_graph_may_choose_late(tmp_path: Path) -> None:
+    """Its logits lie where the next step's will, and are changed in place, with the next forward still to come."""
+    loaded = load(tmp_path, num_hidden_layers=1)
+    wanted = ({"repetition_penalty": 2.0}, {"temperature": 1.0, "seed": 3}, {"frequency_penalty": 2.0, "logprobs": 1})
+    capture = CountingCapture()
+    by_graphs, _ = engine_with(loaded, capture, async_scheduling=True)
+    found = []
+    for engine in (make_engine(loaded), by_graphs):
+        for n, params in enumerate(wanted):
+            ending = SamplingParams(max_tokens=4 + n, ignore_eos=True, **params)  # type: ignore[arg-type]
+            found.append(engine.add(str(n), PROMPTS[n], ending))
+        while engine.has_work:
+            engine.step()
+    expected, ahead = found[: len(wanted)], found[len(wanted) :]
+    assert outputs_of(ahead) == outputs_of(expected)
+    tops = [[[token for token, _ in one.top] for one in request.logprobs] for request in (ahead[2], expected[2])]
+    assert tops[0] == tops[1]
+    assert capture.num_replays == 5
+
+
 def test_graphs_have_each_groups_blocks(tmp_path: Path) -> None:
     """A full layer and one with a window, which slides on beneath a recorded step."""
     config = SERVED["gpt-oss"]()

@@ -17,7 +17,7 @@ from engine.speculation.prompt_lookup import PromptLookup
 from engine.speculation.speculator import Drafter
 from scripts.benchmarks.draft_models import drafter_of, first_layers
 from scripts.benchmarks.workload import encoder
-from tests.engine.fakes import EagerSpeculation
+from tests.engine.fake_speculation import EagerSpeculation
 
 pytestmark = pytest.mark.model
 

@@ -13,7 +13,7 @@ from engine.engine import ModelIdentity
 from engine.model_loader import LoadedModel
 from engine.paged_model import PagedModel
 from engine.speculation.prompt_lookup import PromptLookup
-from tests.engine.fakes import EagerSpeculation
+from tests.engine.fake_speculation import EagerSpeculation
 from tests.worker.fakes import ENDLESS, ScriptedRunner, make_flow
 from worker.client import submit
 from worker.errors import ConfigurationError
