@@ -10,7 +10,7 @@ from engine.detokenizing import Detokenizer
 from engine.forking import BlockCopy
 from engine.lineup import Lineup
 from engine.offloading import Transfer
-from engine.request import FinishReason, Request, RequestError
+from engine.request import FinishReason, Request, RequestError, RequestState
 from engine.step_plan import NO_DRAFTS, Drafts, Sampled, ScheduledRequest, SchedulerOutput, StepLimits
 from engine.stopping import finish_reason
 
@@ -90,10 +90,14 @@ class Scheduler:
             share.request.num_computed_tokens += share.num_known_tokens
 
     def chosen(self, plan: SchedulerOutput) -> None:
-        """Count what a step has chosen as to be known. Before that the position of what it chooses is the one behind
-        all known and pending tokens, whether the step before it is under way or has ended."""
-        for share in plan.of_those_running().scheduled:
-            share.request.num_pending_tokens += share.samples
+        """Count what a step has chosen as to be known, but for whom has ended since it was planned, or starts over.
+
+        While it chooses, each token's position is the one behind all known and pending ones, whether the step before it
+        is under way or has ended.
+        """
+        for share in plan.scheduled:
+            if share.request.state is RequestState.RUNNING:
+                share.request.num_pending_tokens += share.samples
 
     def _output(
         self, scheduled: list[ScheduledRequest], preempted: list[Request], *, is_ahead: bool = False

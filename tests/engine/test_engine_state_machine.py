@@ -12,6 +12,7 @@ from engine.forking import Output
 from engine.offload_policy import CopyTime, Direction
 from engine.request import FinishReason, Request, RequestError, RequestState, SamplingParams
 from tests.engine.fake_model import NAN_TOKEN, VOCAB_SIZE, FakeGrammar, generate_alone
+from tests.engine.fake_runner import FakeDeviceError
 from tests.engine.fake_speculation import RandomDrafts
 from tests.engine.fakes import Harness, assert_as_alone, make_config
 from tests.engine.ledger_oracle import LedgerOracle
@@ -163,9 +164,27 @@ class EngineMachine(RuleBasedStateMachine):
         if is_late and has_failed and self.harness.config.async_scheduling:
             finished += self.harness.step()
         runner.num_failures = runner.num_late_failures = 0
-        status = self.harness.engine.status()
         if has_failed and not is_late:
-            assert (status.num_running, status.blocks_held, status.blocks_cached) == (0, 0, 0)
+            self.check_all_start_over()
+        self.check_after_failure(finished)
+
+    @precondition(lambda self: self.unfinished)
+    @rule()
+    def step_that_cannot_choose(self) -> None:
+        """One step whose forward went well ahead of another, and that then fails; if there is such a step."""
+        errors = self.harness.runner.choosing_errors
+        errors.append(FakeDeviceError())
+        finished = self.harness.step()
+        if not errors:
+            self.check_all_start_over()
+        errors.clear()
+        self.check_after_failure(finished)
+
+    def check_all_start_over(self) -> None:
+        status = self.harness.engine.status()
+        assert (status.num_running, status.blocks_held, status.blocks_cached) == (0, 0, 0)
+
+    def check_after_failure(self, finished: list[Request]) -> None:
         for request in finished:
             assert self.unfinished.pop(request.request_id) is request
             if request.error is None or request.error.code != "step_failed":
