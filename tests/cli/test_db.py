@@ -10,12 +10,12 @@ from worker.sql.database import open_database
 from worker.sql.store import JobStore
 
 
-def finished(environ: dict[str, str], *, now: bool = False) -> JobStore:
-    """A store with a job of long ago that is done and one that failed."""
+def finished(environ: dict[str, str], *, ago: timedelta = timedelta(days=2)) -> JobStore:
+    """A store with a job that was done so long ago and one that failed: a roll-up goes through all hours since."""
     store = JobStore(open_database(environ["PAGEMILL_DATABASE_URL"]))
     claims = [claim_of("old", prompt="Why?"), claim_of("failed")]
     store.begin_attempts(claims, "w1")
-    at_s = (datetime.now(UTC) - START).total_seconds() if now else 20.0
+    at_s = (datetime.now(UTC) - ago - START).total_seconds()
     store.finish_attempts([outcome_of(claims[0], at_s=at_s), outcome_of(claims[1], AttemptState.FAILED, at_s=at_s)])
     return store
 
@@ -52,7 +52,7 @@ def test_purged_texts_are_told_of(run: Run, environ: dict[str, str]) -> None:
 
 
 def test_recent_jobs_stay_and_are_told_of(run: Run, environ: dict[str, str]) -> None:
-    finished(environ, now=True)
+    finished(environ, ago=timedelta())
     soon = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
     result = run("db", "purge", "--older-than", soon, "--yes")
     assert result.stdout == "purged 0 jobs\n"

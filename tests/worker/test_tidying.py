@@ -1,27 +1,34 @@
 """What a worker does for its database in between: rolling up, purging as the settings say."""
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
-from tests.sql.builders import claim_of, outcome_of
-from worker.records import JobState
+from tests.sql.builders import START, claim_of, outcome_of
+from worker.records import Claim, JobState, Outcome
 from worker.running.tidying import TidyChore
 from worker.settings_model import Settings
 from worker.sql.reporting import Reports
 from worker.sql.retention import PURGED_PAYLOAD
 from worker.sql.store import JobStore
+from worker.sql.tables import utc_now
+
+
+def ended_days_ago(claim: Claim) -> Outcome:
+    """The end of a job three days ago: all hours since are rolled up."""
+    return outcome_of(claim, at_s=(utc_now() - timedelta(days=3) - START).total_seconds())
 
 
 @pytest.fixture
 def old_job(store: JobStore) -> JobStore:
-    """A job that ended years ago."""
+    """A job that ended three days ago."""
     claim = claim_of("old")
     store.begin_attempts([claim], "w1")
-    store.finish_attempts([outcome_of(claim)])
+    store.finish_attempts([ended_days_ago(claim)])
     return store
 
 
@@ -50,9 +57,9 @@ def test_texts_go_first_and_jobs_later(database: Engine, old_job: JobStore, capl
 def test_texts_that_are_gone_are_not_looked_for_again(database: Engine, old_job: JobStore) -> None:
     chore = TidyChore(database, Settings(data_dir=Path("unused"), text_retention_days=1), stopped=lambda: False)
     chore.run()
-    late = claim_of("late")  # years late: no worker commits so
+    late = claim_of("late")  # days late: no worker commits so
     old_job.begin_attempts([late], "w1")
-    old_job.finish_attempts([outcome_of(late)])
+    old_job.finish_attempts([ended_days_ago(late)])
     chore.run()
     job = old_job.job("late")
     assert job is not None
