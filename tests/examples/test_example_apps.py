@@ -4,16 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import httpx2
 import pytest
 import redis
 
 from tests.worker.conftest import connection, sqlite_file, sqlite_store
-from tests.worker.fakes import ScriptedRunner, answer, eventually, make_flow, running
+from tests.worker.fakes import WAIT_SECONDS, ScriptedRunner, answer, eventually, make_flow, running
 from worker.queue.embedded import embedded_url
 from worker.sql.store import JobStore
 
@@ -48,16 +49,29 @@ def url(connection: redis.Redis, embedded_data_dir: Path) -> str:
     return embedded_url(embedded_data_dir)
 
 
-def read_events(client: httpx2.Client, job_id: str) -> list[tuple[str, str]]:
+def read_events(client: httpx2.Client, job_id: str, told: Callable[[], None] = lambda: None) -> list[tuple[str, str]]:
+    """Return a job's events; `told` is called as soon as there is one."""
     with client.stream("GET", f"/jobs/{job_id}/events") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.iter_lines() if line]
+        lines = []
+        for line in response.iter_lines():
+            if line:
+                lines.append(line)
+                told()
     names = [line.removeprefix("event: ") for line in lines[::2]]
     return list(zip(names, (json.loads(line.removeprefix("data: ")) for line in lines[1::2]), strict=True))
 
 
 def test_streaming_app(connection: redis.Redis, sqlite_store: JobStore, tmp_path: Path, url: str) -> None:
-    runner = ScriptedRunner(reply=lambda prompt: f"{prompt} \u2713 <b>" * 12, step_seconds=0.003)
+    first_is_read = Event()
+
+    def reply(prompt: str) -> str:
+        """The rest of an answer comes when its first part was read."""
+        if runner.steps > 40:
+            assert first_is_read.wait(WAIT_SECONDS)
+        return f"{prompt} \u2713 <b>" * 12
+
+    runner = ScriptedRunner(reply=reply)
     with (
         running(make_flow(connection, sqlite_store, runner)),
         running_app("streaming_app", RUN, tmp_path, url) as client,
@@ -65,9 +79,9 @@ def test_streaming_app(connection: redis.Redis, sqlite_store: JobStore, tmp_path
         assert "EventSource" in client.get("/").text
         asked = client.post("/jobs", json={"prompt": "hello"})
         assert asked.status_code == 202
-        events = read_events(client, asked.json()["id"])
-        assert "".join(text for name, text in events if name == "text") == runner.reply("hello")
-        assert len(events) > 4
+        events = read_events(client, asked.json()["id"], first_is_read.set)
+        assert "".join(text for name, text in events if name == "text") == reply("hello")
+        assert len(events) >= 3
         assert events[-1] == ("done", "")
         assert read_events(client, "nobody") == [("failed", "the job is failed")]
         for bad in (b"no", b'{"prompt": 1}', b"[]", b'{"prompt": " "}'):
