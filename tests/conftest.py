@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 ROOT = Path(__file__).resolve().parent.parent
+BEGUN_FIRST = ("long", "model")
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +38,10 @@ def smollm2_gguf() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that run real models first: they take minutes, and begun last one process would wait for them."""
-    long = {item.path for item in items if item.get_closest_marker("model") is not None}
-    items.sort(key=lambda item: item.path not in long)
+    """Put the files that take minutes first: begun last, one process would run on alone. Of them, those that mostly
+    wait come before those that run real models, so that both are under way at the same time."""
+    paths = {name: {item.path for item in items if item.get_closest_marker(name) is not None} for name in BEGUN_FIRST}
+    items.sort(key=lambda item: [item.path not in paths[name] for name in BEGUN_FIRST])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,8 @@ import pytest
 from scripts.fault_table.table import ROWS
 from tests.services import missing_service
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

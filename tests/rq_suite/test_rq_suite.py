@@ -22,6 +22,8 @@ from scripts.rq_suite.results import (
 from scripts.rq_suite.sdist import SuiteError
 from tests.services import missing_service
 
+pytestmark = pytest.mark.long
+
 TEST = "test_a.py::TestA::test_one"
 
 
