@@ -62,7 +62,6 @@ class FakeRunner:
     fails_on: Callable[[SchedulerOutput], Exception | None] = lambda plan: None  # what a step raises
     probe_fails: bool = False
     on_run: Callable[[], None] = lambda: None
-
     choosing_errors: list[Exception] = field(default_factory=list)  # what steps to come that choose late raise then
     chose_late: list[bool] = field(default_factory=list)  # which of the plans did
 
