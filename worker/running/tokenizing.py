@@ -1,6 +1,5 @@
 """Text to token ids and back: the model's own tokenizer and chat template."""
 
-import json
 from collections.abc import Container, Iterable
 from copy import deepcopy
 from functools import partial
@@ -111,7 +110,8 @@ def _special_token_ids(tokenizer: Any) -> frozenset[int]:
 def _byte_values(tokenizer: Any) -> dict[int, int]:
     """Return the byte of each token that stands for one, where the vocabulary falls back on bytes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or "ByteFallback" not in str(json.loads(backend.to_str())["decoder"]):
+    # What pickling says of the decoder alone: all of a tokenizer as JSON takes seconds where its vocabulary is large.
+    if backend is None or backend.decoder is None or b"ByteFallback" not in backend.decoder.__getstate__():
         return {}
     ids = ((backend.token_to_id(f"<0x{value:02X}>"), value) for value in range(256))
     return {token_id: value for token_id, value in ids if token_id is not None}
@@ -151,10 +151,11 @@ def _letter_id(tokenizer: Any) -> int | None:
     """Return a token that is one letter and shows as such; None where tokens have the same text wherever they stand."""
     if _is_byte_level(tokenizer):
         return None
-    vocabulary: dict[str, int] = tokenizer.get_vocab()
-    known = ((letter, vocabulary[letter]) for letter in ascii_lowercase if letter in vocabulary)
-    shown = (token_id for letter, token_id in known if tokenizer.decode([token_id] * 2).startswith(letter))
-    return next(shown, None)
+    for letter in ascii_lowercase:
+        token_id: int | None = tokenizer.convert_tokens_to_ids(letter)
+        if token_id is not None and tokenizer.decode([token_id] * 2).startswith(letter):
+            return token_id
+    return None
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
