@@ -88,6 +88,32 @@ def test_flags_confine_and_penalize(run: Run, empty_queue: redis.Redis, tmp_path
     assert second["regex"] == "a|b"
 
 
+def test_flags_bias_and_tell_tokens(run: Run, empty_queue: redis.Redis, tmp_path: Path) -> None:
+    grammar = tmp_path / "yes.lark"
+    grammar.write_text('start: "yes"\n')
+    biases = ("--logit-bias", "5=-100", "--logit-bias", "7=2.5")
+    assert run("submit", "x", "--grammar", str(grammar), *biases, "--return-token-ids").exit_code == 0
+    (job,) = payloads(empty_queue)
+    assert job["grammar"] == 'start: "yes"\n'
+    assert job["logit_bias"] == {"5": -100.0, "7": 2.5}
+    assert job["return_token_ids"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--logit-bias", "5"), "logit_bias: '5' is not ID=BIAS"),
+        (("--logit-bias", "x=1"), "logit_bias.x"),
+        (("--logit-bias", "5=nan"), "logit_bias.5"),
+        (("--grammar", "nowhere.lark"), "cannot read nowhere.lark"),
+    ],
+)
+def test_flags_that_are_none(run: Run, flags: tuple[str, str], words: str) -> None:
+    result = run("submit", "x", *flags)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
 @pytest.mark.parametrize(("content", "words"), [(None, "cannot read"), ("{", "is not JSON"), ("[]", "no JSON object")])
 def test_a_schema_is_a_file_of_json(run: Run, tmp_path: Path, content: str | None, words: str) -> None:
     schema = tmp_path / "schema.json"

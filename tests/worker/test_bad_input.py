@@ -6,6 +6,7 @@
 | a prompt that is too large, empty, NUL, lone surrogates | tests/test_jobs.py; the entry points below |
 | a prompt longer than the context | tests/engine/test_aborts_and_limits.py, tests/serving/test_refusals.py |
 | parameters out of range, stop strings, log-probabilities | tests/test_jobs.py, tests/openai_api/test_requests.py |
+| log-probabilities of a prompt that are too many | tests/engine/test_prompt_scoring.py |
 | token ids beyond the model's | tests/engine/test_aborts_and_limits.py |
 | hostile expressions, grammars and schemas | tests/worker/test_grammars.py; their memory below |
 | hostile chat templates | tests/worker/test_chat_template.py |

@@ -1,12 +1,13 @@
 """The options that are fields of a job, for the commands that make jobs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from worker.cli.options import SchemaFile
+from worker.cli.options import SchemaFile, TextFile
 from worker.cli.prompts import parse_metadata
+from worker.errors import InvalidJob
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,12 +32,31 @@ JOB_OPTIONS = (
         "--repetition-penalty", type=float, help="Above 1: known tokens, the prompt's too, become less likely."
     ),
     click.option("--regex", help="The output matches this regular expression."),
-    click.option("--json-schema", "response_format", type=SchemaFile(), metavar="FILE", help="The output follows it."),
+    click.option(
+        "--grammar",
+        type=TextFile(),
+        metavar="FILE",
+        help="The output follows the file's grammar: Lark, as llguidance has it.",
+    ),
+    click.option(
+        "--json-schema",
+        "response_format",
+        type=SchemaFile(),
+        metavar="FILE",
+        help="The output follows it.",
+    ),
+    click.option(
+        "--logit-bias",
+        multiple=True,
+        metavar="ID=BIAS",
+        help="Added to the logit of a token, by its id: -100 to 100; may be repeated.",
+    ),
     click.option("--logprobs", is_flag=True, default=None, help="Keep the log-probability of each output token."),
     click.option("--top-logprobs", type=int, help="And of that many of the most likely tokens."),
     click.option(
         "--prompt-logprobs", type=int, help="Keep those of the prompt's tokens, with so many of the likeliest."
     ),
+    click.option("--return-token-ids", is_flag=True, default=None, help="Give the ids of prompt and output too."),
     click.option("--echo", is_flag=True, default=None, help="Give the prompt back before the output (with --raw)."),
     click.option("--n", type=int, help="Outputs of the one prompt.  [default: 1]"),
     click.option("--best-of", type=int, help="Generate so many, keep the --n whose tokens are likeliest on average."),
@@ -70,4 +90,18 @@ def given_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None and value != ()}
     if "metadata" in given:
         given["metadata"] = parse_metadata(given["metadata"])
+    if "logit_bias" in given:
+        given["logit_bias"] = _parse_biases(given["logit_bias"])
     return given
+
+
+def _parse_biases(pairs: Iterable[str]) -> dict[str, float]:
+    """Return ID=BIAS pairs as a mapping. Raises InvalidJob for one that is none."""
+    biases: dict[str, float] = {}
+    for pair in pairs:
+        token_id, _, bias = pair.partition("=")
+        try:
+            biases[token_id] = float(bias)
+        except ValueError:
+            raise InvalidJob("logit_bias", f"{pair!r} is not ID=BIAS") from None
+    return biases

@@ -165,6 +165,21 @@ class SchemaFile(click.ParamType[dict[str, Any]]):
         return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
 
 
+class TextFile(click.ParamType[str]):
+    """A file whose text is the value."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text, or fail naming the file."""
+        try:
+            return Path(value).read_text("utf-8")
+        except OSError as error:
+            self.fail(f"cannot read {value}: {error.strerror}", param, ctx)
+        except UnicodeDecodeError:
+            self.fail(f"{value} is not UTF-8", param, ctx)
+
+
 def _apply(command: Callable[P, R], *options: Decorator[P, R]) -> Callable[P, R]:
     for option in reversed(options):
         command = option(command)
