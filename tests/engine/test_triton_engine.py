@@ -53,15 +53,31 @@ def load(folder: Path, **config: Any) -> LoadedModel:
     return load_model(str(folder), dtype=torch.float32, device=DEVICE, cache_dir=folder / "cache")
 
 
+@pytest.fixture(scope="module")
+def two_layers(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A model loaded once: under the interpreter its self-test takes longer than what most tests do with it."""
+    return load_on_triton(tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def one_layer(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_on_triton(tmp_path_factory.mktemp("one"), num_hidden_layers=1)
+
+
+def load_on_triton(folder: Path, **config: Any) -> LoadedModel:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ops, "uses_triton", lambda device: True)
+        return load(folder, **config)
+
+
 def layer_types(loaded: LoadedModel) -> set[type]:
     return {type(layer) for layer in loaded.model.model.get_submodule("model.layers").children()}
 
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
-def test_layers_in_triton_answer_as_transformers_do(tmp_path: Path, kv_dtype: torch.dtype | None) -> None:
-    loaded = load(tmp_path)
-    assert layer_types(loaded) == {TritonLayer}
-    found = outputs_of(run(make_engine(loaded, kv_dtype, token_budget=16, max_num_seqs=4), PROMPTS, NUM_TOKENS))
+def test_layers_in_triton_answer_as_transformers_do(two_layers: LoadedModel, kv_dtype: torch.dtype | None) -> None:
+    assert layer_types(two_layers) == {TritonLayer}
+    found = outputs_of(run(make_engine(two_layers, kv_dtype, token_budget=16, max_num_seqs=4), PROMPTS, NUM_TOKENS))
     expected = [generate(model_of(), prompt, NUM_TOKENS) for prompt in PROMPTS]
     if kv_dtype is None:
         assert found == expected
@@ -81,12 +97,11 @@ def test_the_sampler_searches_and_takes_what_it_would_have_sorted(monkeypatch: p
     assert searched == sample(logits.clone(), requests)
 
 
-def test_drawn_outputs_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    loaded = load(tmp_path)
+def test_drawn_outputs_do_not_depend_on_the_batch(two_layers: LoadedModel) -> None:
     params = SamplingParams(max_tokens=3, temperature=1.5, top_p=0.9, seed=7, ignore_eos=True)
 
     def outputs(prompts: list[list[int]]) -> list[list[int]]:
-        engine = make_engine(loaded)
+        engine = make_engine(two_layers)
         requests = [engine.add(str(index), prompt, params) for index, prompt in enumerate(prompts)]
         while engine.has_work:
             engine.step()
@@ -95,10 +110,10 @@ def test_drawn_outputs_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     assert outputs(PROMPTS[1:3])[1] == outputs(PROMPTS[2:3])[0]
 
 
-def test_blocks_are_copied_several_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_copied_several_at_once(one_layer: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU too, in the order in which they lie on a GPU."""
     monkeypatch.setattr(kv_cache, "_zeros", lambda sizes, dtype, device: torch.zeros(sizes, dtype=dtype, device=device))
-    cache = KVCache(load(tmp_path, num_hidden_layers=1).model.kv_shape(4), 8, DEVICE)
+    cache = KVCache(one_layer.model.kv_shape(4), 8, DEVICE)
     keys, values = cache.layers[0]
     for content in (keys, values):
         content.copy_(torch.randn(content.shape))
@@ -138,13 +153,12 @@ def engine_with(loaded: LoadedModel, capture: Capture, **changes: Any) -> tuple[
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
-def test_steps_by_graphs_answer_as_those_without(tmp_path: Path, async_scheduling: bool) -> None:
+def test_steps_by_graphs_answer_as_those_without(one_layer: LoadedModel, async_scheduling: bool) -> None:
     """Three requests are filled up to four, then two remain, and one."""
-    loaded = load(tmp_path, num_hidden_layers=1)
     lengths = (3, 6, 8)
     expected = [generate(model_of(num_hidden_layers=1), prompt, n) for prompt, n in zip(PROMPTS, lengths, strict=False)]
     capture = CountingCapture()
-    engine, runner = engine_with(loaded, capture, async_scheduling=async_scheduling)
+    engine, runner = engine_with(one_layer, capture, async_scheduling=async_scheduling)
     requests = [
         engine.add(str(n), prompt, SamplingParams(max_tokens=n, ignore_eos=True))
         for prompt, n in zip(PROMPTS, lengths, strict=False)
@@ -161,14 +175,13 @@ def test_steps_by_graphs_answer_as_those_without(tmp_path: Path, async_schedulin
     assert not bool(key_cache[-1, 1:].any())
 
 
-def test_a_step_by_a_graph_may_choose_late(tmp_path: Path) -> None:
+def test_a_step_by_a_graph_may_choose_late(one_layer: LoadedModel) -> None:
     """Its logits lie where the next step's will, and are changed in place, with the next forward still to come."""
-    loaded = load(tmp_path, num_hidden_layers=1)
     wanted = ({"repetition_penalty": 2.0}, {"temperature": 1.0, "seed": 3}, {"frequency_penalty": 2.0, "logprobs": 1})
     capture = CountingCapture()
-    by_graphs, _ = engine_with(loaded, capture, async_scheduling=True)
+    by_graphs, _ = engine_with(one_layer, capture, async_scheduling=True)
     found = []
-    for engine in (make_engine(loaded), by_graphs):
+    for engine in (make_engine(one_layer), by_graphs):
         for n, params in enumerate(wanted):
             ending = SamplingParams(max_tokens=4 + n, ignore_eos=True, **params)  # type: ignore[arg-type]
             found.append(engine.add(str(n), PROMPTS[n], ending))
@@ -195,7 +208,7 @@ def test_graphs_have_each_groups_blocks(tmp_path: Path) -> None:
     assert capture.num_replays == 6
 
 
-def test_a_model_that_cannot_be_recorded_runs_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_cannot_be_recorded_runs_without(one_layer: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
     num_tries = 0
 
     def refuse(forward: Callable[[], None]) -> Callable[[], None]:
@@ -203,8 +216,7 @@ def test_a_model_that_cannot_be_recorded_runs_without(tmp_path: Path, caplog: py
         num_tries += 1
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    loaded = load(tmp_path, num_hidden_layers=1)
-    engine, _ = engine_with(loaded, refuse)
+    engine, _ = engine_with(one_layer, refuse)
     found = outputs_of(run(engine, PROMPTS[3:], 4))
     assert found == [generate(model_of(num_hidden_layers=1), PROMPTS[3], 4)]
     assert num_tries == 1
