@@ -70,25 +70,28 @@ class Speculation:
         plain_seconds = self._plain_seconds(len(decoding))
         if self._drafter is None or self._is_resting() or plain_seconds is None:
             return NO_DRAFTS
+        drafts = NO_DRAFTS
+        try:
+            drafts = self._propose(self._drafter, decoding, room, plain_seconds)
+        except Exception:
+            logger.exception("drafting failed; from now on nothing is drafted")
+            self._drafter, self._offered = None, []
+        self._fruitless_steps = 0 if drafts or self._drafter_seconds else self._fruitless_steps + 1
+        return drafts
+
+    def _propose(self, drafter: Drafter, decoding: Sequence[Request], room: int, plain_seconds: float) -> Drafts:
         self._retain({request.request_id for request in decoding})
         self._offered = [
             _Offered(request, offer, request.num_tokens)
             for request in decoding
-            if (offer := self._offer_of(request, self._drafter)) is not None
+            if (offer := self._offer_of(request, drafter)) is not None
         ]
         everybody = self._allot(self._offered, len(decoding), room, plain_seconds)
         self._wanted = everybody.num_tokens
-        drafts = NO_DRAFTS
         if not self._wanted:
             self._trials.give_up()
-        else:
-            try:
-                drafts = self._speculate(everybody, len(decoding), room, plain_seconds)
-            except Exception:
-                logger.exception("drafting failed; from now on nothing is drafted")
-                self._drafter = None
-        self._fruitless_steps = 0 if drafts or self._drafter_seconds else self._fruitless_steps + 1
-        return drafts
+            return NO_DRAFTS
+        return self._speculate(everybody, len(decoding), room, plain_seconds)
 
     def observe(self, plan: SchedulerOutput, seconds: float) -> None:
         drafts = {share.request.request_id: share.draft for share in plan.scheduled if share.draft}

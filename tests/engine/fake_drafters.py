@@ -23,6 +23,7 @@ class OracleDrafter:
     prompt_token_seconds: float = 0.0
     clock: FakeClock = field(default_factory=FakeClock)
     error: Exception | None = None
+    fails_at: str = "draft"  # which of its methods raises the error
     offered: int = 0
     drafted: int = 0
     seconds: float = 0.0  # that it took
@@ -31,11 +32,17 @@ class OracleDrafter:
     _right: dict[str, list[int]] = field(default_factory=dict)  # whole outputs by request id
     _num_computed: dict[str, int] = field(default_factory=dict)
 
+    def _may_fail(self, method: str) -> None:
+        if self.error is not None and self.fails_at == method:
+            raise self.error
+
     def offer(self, request: Request, most: int) -> Offer | None:
+        self._may_fail("offer")
         self.offered += 1
         return Offer(most, num_behind=self._num_behind(request))
 
     def catch_up(self, requests: Sequence[Request]) -> int:
+        self._may_fail("catch_up")
         left = CATCHING_UP_TOKENS
         for request in requests:
             self.caught_up.setdefault(request.request_id, self.clock.now)
@@ -43,8 +50,7 @@ class OracleDrafter:
         return CATCHING_UP_TOKENS - left
 
     def draft(self, wanted: Mapping[str, int], requests: Mapping[str, Request]) -> Drafts:
-        if self.error is not None:
-            raise self.error
+        self._may_fail("draft")
         self._pass(self.round_seconds * max(wanted.values()))
         drafts = {}
         for key, number in wanted.items():
@@ -58,6 +64,7 @@ class OracleDrafter:
         return drafts
 
     def retain(self, request_ids: Collection[str]) -> None:
+        self._may_fail("retain")
         self._num_computed = {key: value for key, value in self._num_computed.items() if key in request_ids}
 
     def _num_behind(self, request: Request) -> int:

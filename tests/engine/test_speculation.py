@@ -160,13 +160,19 @@ def test_what_drafts_cost_is_measured_again_now_and_then() -> None:
     assert len(plain) < len(harness.runner.plans) / 20
 
 
-def test_drafter_that_fails_ends_drafting_and_nothing_else() -> None:
-    drafter = OracleDrafter(1.0, error=RuntimeError("no memory"))
+@pytest.mark.parametrize("method", ["offer", "catch_up", "draft", "retain"])
+def test_drafter_that_fails_ends_drafting_and_nothing_else(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    drafter = OracleDrafter(1.0, error=RuntimeError("no memory"), fails_at=method)
+    drafter.prompt_token_seconds = 0.001 if method == "catch_up" else 0.0  # else it is never behind
     harness = timed_harness(drafter, per_token=0.0)
-    request = harness.add("r", [1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))
+    requests = [
+        harness.add(name, [1, 2, 3] * 20, SamplingParams(max_tokens=num_tokens, ignore_eos=True))
+        for name, num_tokens in (("short", 20), ("long", 800))
+    ]
     harness.run()
-    assert_as_alone(request)
-    assert drafter.offered == 1
+    for request in requests:
+        assert_as_alone(request)
+    assert [record.message for record in caplog.records] == ["drafting failed; from now on nothing is drafted"]
 
 
 def test_draft_ends_before_a_stop_token() -> None:
