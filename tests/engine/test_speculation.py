@@ -160,14 +160,13 @@ def test_what_drafts_cost_is_measured_again_now_and_then() -> None:
     assert len(plain) < len(harness.runner.plans) / 20
 
 
-@pytest.mark.parametrize("method", ["offer", "catch_up", "draft", "retain"])
+@pytest.mark.parametrize("method", ["offer", "draft", "retain"])
 def test_drafter_that_fails_ends_drafting_and_nothing_else(method: str, caplog: pytest.LogCaptureFixture) -> None:
     drafter = OracleDrafter(1.0, error=RuntimeError("no memory"), fails_at=method)
-    drafter.prompt_token_seconds = 0.001 if method == "catch_up" else 0.0  # else it is never behind
     harness = timed_harness(drafter, per_token=0.0)
     requests = [
-        harness.add(name, [1, 2, 3] * 20, SamplingParams(max_tokens=num_tokens, ignore_eos=True))
-        for name, num_tokens in (("short", 20), ("long", 800))
+        harness.add(name, [1, 2, 3], SamplingParams(max_tokens=num_tokens, ignore_eos=True))
+        for name, num_tokens in (("short", 20), ("long", 40))
     ]
     harness.run()
     for request in requests:

@@ -22,7 +22,7 @@ from engine.speculation.joining import (
     worth_joining,
 )
 from tests.engine.fake_drafters import OracleDrafter, seconds_of, timed_harness
-from tests.engine.fakes import FakeClock, Harness
+from tests.engine.fakes import FakeClock, Harness, assert_as_alone
 
 PER_TOKEN = 0.01  # seconds, of a step of 1 s
 START = FakeClock().now
@@ -95,6 +95,14 @@ def test_drafter_that_begins_to_pay_is_found_out() -> None:
     began = min(drafter.caught_up.values())
     assert began - before < 1.5 * (before - START)
     assert drafter.caught_up.keys() >= {"92", "93", "94", "95"}
+
+
+def test_drafter_that_fails_at_a_prompt_ends_drafting(caplog: pytest.LogCaptureFixture) -> None:
+    drafter = model_drafter(0.9, 0.1)
+    drafter.error, drafter.fails_at = RuntimeError("no memory"), "catch_up"
+    for request in serve(timed_harness(drafter, PER_TOKEN), 16):
+        assert_as_alone(request)
+    assert [record.message for record in caplog.records] == ["drafting failed; from now on nothing is drafted"]
 
 
 def test_prompts_are_not_computed_for_requests_about_to_end() -> None:
