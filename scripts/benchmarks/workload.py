@@ -9,7 +9,8 @@ from typing import Any
 DOCUMENT_TOKENS = 760
 LONG_DOCUMENT_TOKENS = 7_600  # of a context of 8,192
 REQUESTS_PER_DOCUMENT = 8
-MIXED_TOKENS = (120, 480)  # shortest and longest document of a request in the mixed workload
+MIXED_TOKENS = (60, 760)  # shortest and longest text of the mixed workload: many are short and a few are long
+EVEN_TOKENS = (120, 480)  # of the even one: as many tokens in all, without long texts
 QUOTED_TOKENS = 160  # of a text that is to be repeated, and of the output
 OUTPUT_TOKENS = (16, 112)  # shortest and longest output: 64 on average
 QUESTIONS = (
@@ -61,14 +62,33 @@ def rag_workload(
 
 
 def mixed_workload(encode: Encode, cut: Cut, num_requests: int) -> list[BenchmarkRequest]:
-    """Return requests over texts of many lengths that share nothing but the chat template."""
+    """Return requests over texts of very different lengths, which share nothing but the chat template.
+
+    Lengths are spread evenly by their logarithm, as those of what people send are: half of the texts are shorter than
+    a third of the longest.
+    """
+    shortest, longest = MIXED_TOKENS
+    ratio = (longest / shortest) ** (1 / max(1, num_requests - 1))
+    lengths = [round(longest / ratio**index) for index in range(num_requests)]  # the longest of the longest topics
+    return _over_texts(encode, cut, lengths)
+
+
+def even_workload(encode: Encode, cut: Cut, num_requests: int) -> list[BenchmarkRequest]:
+    """Return requests over texts that are about as long as each other, which share nothing but the chat template."""
     generator = random.Random(1)
-    lengths = _output_lengths(num_requests)
-    requests = []
-    for index, text in enumerate(_documents(num_requests, MIXED_TOKENS[1], cut)):
-        prompt = encode(f"{QUESTIONS[index % len(QUESTIONS)]}\n\n{cut(text, generator.randint(*MIXED_TOKENS))}")
-        requests.append(BenchmarkRequest(tuple(prompt), lengths[index]))
-    return requests
+    return _over_texts(encode, cut, [generator.randint(*EVEN_TOKENS) for _ in range(num_requests)])
+
+
+def _over_texts(encode: Encode, cut: Cut, lengths: Sequence[int]) -> list[BenchmarkRequest]:
+    """Return a request for each length of a text, in a fixed order that is not theirs."""
+    texts = _documents(len(lengths), max(lengths), cut)
+    prompts = [
+        encode(f"{QUESTIONS[index % len(QUESTIONS)]}\n\n{cut(text, length)}")
+        for index, (text, length) in enumerate(zip(texts, lengths, strict=True))
+    ]
+    random.Random(2).shuffle(prompts)
+    outputs = _output_lengths(len(lengths))
+    return [BenchmarkRequest(tuple(prompt), output) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
 def long_workload(encode: Encode, cut: Cut, num_requests: int) -> list[BenchmarkRequest]:
@@ -83,7 +103,13 @@ def summary_workload(encode: Encode, cut: Cut, num_requests: int) -> list[Benchm
     return [BenchmarkRequest(tuple(prompt), QUOTED_TOKENS) for prompt in prompts]
 
 
-WORKLOADS = {"rag": rag_workload, "mixed": mixed_workload, "long": long_workload, "summary": summary_workload}
+WORKLOADS = {
+    "rag": rag_workload,
+    "mixed": mixed_workload,
+    "even": even_workload,
+    "long": long_workload,
+    "summary": summary_workload,
+}
 
 
 def _documents(count: int, num_tokens: int, cut: Cut) -> Sequence[str]:
