@@ -85,7 +85,7 @@ def test_record_about_a_job_names_it(log: Lines) -> None:
 
 def test_library_that_logs_during_a_job_names_it_too(log: Lines) -> None:
     with at_hand(about(claim_of("a"))):
-        logging.getLogger("transformers.tokenization").warning("odd text")
+        logging.getLogger("quiet.library").warning("odd text")  # not one that prints by itself once it is imported
         logger.warning("about another", extra={"job_id": "b"})
     assert [line["job_id"] for line in log.read()] == ["a", "b"]
 
