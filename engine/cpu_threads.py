@@ -55,9 +55,10 @@ class ThreadGovernor:
     def end(self) -> None:
         """Judge the step that ends."""
         elapsed, used = self._wall() - self._started[0], self._busy() - self._started[1]
-        if self._most > 1:
-            self._set_threads(self._most)
-        if elapsed <= 0 or self._most == 1:
+        if self._most == 1:
+            return
+        self._set_threads(self._most)
+        if elapsed <= 0:
             return
         share = min(1.0, used / elapsed / self.threads)
         self._share += (1.0 - math.exp(-elapsed / MEMORY_SECONDS)) * (share - self._share)

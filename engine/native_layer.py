@@ -38,8 +38,8 @@ class NativeLayer(FusedLayer):
         self._hidden_size, self._mlp_size = self.output.matrix.num_columns, self.down.matrix.depth
         norms = [NormStruct(norm.weight.data_ptr(), norm.eps) for norm in (self.input_norm, self.mlp_norm)]
         matrices = [linear.matrix.struct() for linear in (self.qkv, self.output, self.gate_up, self.down)]
-        self.struct = LayerStruct(*norms, *matrices, self._heads.struct, self._hidden_size, self._mlp_size)
-        self._alone = (LayerStruct * 1)(self.struct)
+        struct = LayerStruct(*norms, *matrices, self._heads.struct, self._hidden_size, self._mlp_size)
+        self.structs = (LayerStruct * 1)(struct)  # of the layer alone
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -52,7 +52,7 @@ class NativeLayer(FusedLayer):
     ) -> Tensor:
         """hidden: [1, num_tokens, hidden_size], which is changed in place and returned: it is the embedding's output or
         that of the layer before, which nobody else holds."""
-        result = self.run(self._alone, hidden, position_embeddings, model_input)
+        result = self.run(self.structs, hidden, position_embeddings, model_input)
         if result is None:
             return super().forward(hidden, position_embeddings=position_embeddings, model_input=model_input)
         return result
@@ -107,7 +107,7 @@ class NativeStack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self._run = layers[0].run
-        self._structs = (LayerStruct * len(layers))(*(layer.struct for layer in layers))
+        self._structs = (LayerStruct * len(layers))(*(layer.structs[0] for layer in layers))
 
     def forward(
         self, hidden: Tensor, *, position_embeddings: Embeddings, model_input: ModelInput, **_: object
