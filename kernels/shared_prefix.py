@@ -24,14 +24,14 @@ def find_prefix_groups(batch: PagedBatch) -> tuple[PrefixGroup, ...]:
     sequences over b blocks saves (n - 1) * b reads; where sharing is nested (a template shared by all, a document
     shared by some), whichever level saves more wins.
     """
-    tables = [s.block_ids[: s.num_context // batch.block_size] for s in batch.sequences]
+    tables = [list(s.block_ids[: s.num_context // batch.block_size]) for s in batch.sequences]
     members = [index for index, table in enumerate(tables) if table]
     groups, _ = _best_groups(tables, members, depth=0, min_blocks=-(-MIN_SHARED_TOKENS // batch.block_size))
     return tuple(groups)
 
 
 def _best_groups(
-    tables: Sequence[Sequence[int]], members: Sequence[int], depth: int, min_blocks: int
+    tables: Sequence[list[int]], members: Sequence[int], depth: int, min_blocks: int
 ) -> tuple[list[PrefixGroup], int]:
     """Return the best groups within `members`, which agree on their first `depth` blocks, and the reads they save."""
     by_block: defaultdict[int, list[int]] = defaultdict(list)
@@ -52,11 +52,10 @@ def _best_groups(
     return groups, saved
 
 
-def _common_length(tables: Sequence[Sequence[int]], members: Sequence[int], known: int) -> int:
+def _common_length(tables: Sequence[list[int]], members: Sequence[int], known: int) -> int:
     """Return how many leading blocks all members share, given that the first `known` are."""
-    first = tables[members[0]]
-    length = min(len(tables[index]) for index in members)
-    for depth in range(known, length):
-        if any(tables[index][depth] != first[depth] for index in members):
-            return depth
-    return length
+    # What the least and the greatest of them share, in the order of their blocks, all between them share.
+    own = [tables[index] for index in members]
+    least, greatest = min(own), max(own)
+    length = min(len(least), len(greatest))
+    return next((depth for depth in range(known, length) if least[depth] != greatest[depth]), length)

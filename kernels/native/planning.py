@@ -54,47 +54,27 @@ class StepPlan:
     num_members: int  # queries, counted once for each task that has them
 
 
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """A query token, and the positions that it sees."""
-
-    token: int
-    first_key: int  # keys [first_key, stop_key)
-    stop_key: int
-
-
 @dataclass(slots=True)
-class _Tables:
-    """The tasks so far."""
+class _Tasks:
+    """The tasks so far: runs of keys, and the queries that look at them."""
 
     block_size: int
-    split: int  # keys of a task at most, whole blocks
+    firsts: list[int] = field(default_factory=list)  # by task: its keys are [first, stop)
+    stops: list[int] = field(default_factory=list)
     num_members: list[int] = field(default_factory=list)  # by task
     num_blocks: list[int] = field(default_factory=list)  # by task
-    run_starts: list[int] = field(default_factory=list)  # by task
     blocks: list[int] = field(default_factory=list)
-    members: list[int] = field(default_factory=list)
-    first_keys: list[int] = field(default_factory=list)
-    stop_keys: list[int] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)  # packed tokens
 
-    def add(
-        self, queries: Sequence[_Query], block_ids: Sequence[int], first_key: int, stop_key: int, *, is_cut: bool = True
-    ) -> None:
-        """Add tasks over keys [first_key, stop_key) of a sequence's blocks, cut at multiples of `split`, or not."""
-        split = self.split if is_cut else stop_key
-        for cut in range(first_key // split * split, stop_key, split):
-            first, stop = max(first_key, cut), min(stop_key, cut + split)
-            first_block = first // self.block_size
-            start = first_block * self.block_size
-            looking = [query for query in queries if query.first_key < stop and query.stop_key > first]
-            blocks = block_ids[first_block : -(-stop // self.block_size)]
-            self.num_members.append(len(looking))
-            self.num_blocks.append(len(blocks))
-            self.run_starts.append(start)
-            self.blocks += blocks
-            self.members += [query.token for query in looking]
-            self.first_keys += [max(query.first_key, first) - start for query in looking]
-            self.stop_keys += [min(query.stop_key, stop) - start for query in looking]
+    def add(self, tokens: Sequence[int], block_ids: Sequence[int], first: int, stop: int) -> None:
+        """Add a task over keys [first, stop) of a sequence's blocks."""
+        blocks = block_ids[first // self.block_size : -(-stop // self.block_size)]
+        self.firsts.append(first)
+        self.stops.append(stop)
+        self.num_members.append(len(tokens))
+        self.num_blocks.append(len(blocks))
+        self.blocks += blocks
+        self.members += tokens
 
 
 def plan_step(batch: PagedBatch, queries_per_kv_head: int, window: int | None, *, is_invariant: bool) -> StepPlan:
@@ -102,34 +82,44 @@ def plan_step(batch: PagedBatch, queries_per_kv_head: int, window: int | None, *
     begin with are read once for all of them. If the plan `is_invariant`, where a query's keys are cut depends on their
     positions alone, and so its bits do not depend on what else is in the step."""
     split = -(-(INVARIANT_SPLIT_KEYS if is_invariant else SPLIT_KEYS) // batch.block_size) * batch.block_size
-    tables = _Tables(batch.block_size, split)
-    starts = [0, *accumulate(sequence.num_new for sequence in batch.sequences)]
-    queries = [_queries(start, s, window) for start, s in zip(starts, batch.sequences, strict=False)]
     most = MAX_ROWS // queries_per_kv_head
-    behind = [0] * len(queries)  # by sequence: its first key that no shared run has
+    tasks = _Tasks(batch.block_size)
+    starts = [0, *accumulate(sequence.num_new for sequence in batch.sequences)]  # by sequence: its first packed token
+    behind = [0] * len(batch.sequences)  # by sequence: its first key that no shared run has
     for members, block_ids in _shared_runs(batch, window):
-        looking = [query for index in members for query in queries[index]]
+        tokens = [token for index in members for token in range(starts[index], starts[index + 1])]
         stop = len(block_ids) * batch.block_size
         if is_invariant:
             stop = stop // split * split
-        for first in range(0, len(looking), most):
-            tables.add(looking[first : first + most], block_ids, 0, stop)
+        for token in range(0, len(tokens), most):
+            for first in range(0, stop, split):
+                tasks.add(tokens[token : token + most], block_ids, first, min(stop, first + split))
         for index in members:
             behind[index] = stop
-    for own, sequence, start in zip(queries, batch.sequences, behind, strict=True):
-        whole = len(own) > FEW_QUERIES and not is_invariant
-        for first in range(0, len(own), most):
-            looking = own[first : first + most]
-            begin, stop = max(start, looking[0].first_key), looking[-1].stop_key
-            tables.add(looking, sequence.block_ids, begin, stop, is_cut=not whole)
-    return _packed(tables, [query.stop_key - 1 for own in queries for query in own])
+    for sequence, start, begin in zip(batch.sequences, starts, behind, strict=False):
+        cut = None if sequence.num_new > FEW_QUERIES and not is_invariant else split
+        for query in range(0, sequence.num_new, most):
+            _add_own(tasks, sequence, start, range(query, min(sequence.num_new, query + most)), begin, window, cut)
+    return _packed(tasks, batch, window)
 
 
-def _queries(start: int, sequence: PagedSequence, window: int | None) -> list[_Query]:
-    stops = range(sequence.num_context + 1, sequence.num_tokens + 1)
-    return [
-        _Query(start + index, 0 if window is None else max(0, stop - window), stop) for index, stop in enumerate(stops)
-    ]
+def _add_own(
+    tasks: _Tasks, sequence: PagedSequence, start: int, queries: range, begin: int, window: int | None, cut: int | None
+) -> None:
+    """Add what queries of a sequence see of its keys from `begin` on, cut at multiples of `cut`, if at all. `start` is
+    the sequence's first packed token."""
+    first_stop = sequence.num_context + 1  # behind the last key that query 0 sees
+    begin = begin if window is None else max(begin, first_stop + queries.start - window)
+    stop = sequence.num_context + queries.stop
+    if cut is None:
+        tasks.add(range(start + queries.start, start + queries.stop), sequence.block_ids, begin, stop)
+        return
+    for first in range(begin // cut * cut, stop, cut):
+        low, high = max(begin, first), min(stop, first + cut)
+        # Each query sees one key more than the one before it, and from a window on one less.
+        seeing_from = max(queries.start, low + 1 - first_stop)
+        seeing_to = queries.stop if window is None else min(queries.stop, high + window - first_stop)
+        tasks.add(range(start + seeing_from, start + seeing_to), sequence.block_ids, low, high)
 
 
 def _shared_runs(batch: PagedBatch, window: int | None) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
@@ -140,24 +130,30 @@ def _shared_runs(batch: PagedBatch, window: int | None) -> Iterator[tuple[Sequen
         yield members, batch.sequences[members[0]].block_ids[: group.num_blocks]
 
 
-def _packed(tables: _Tables, positions: Sequence[int]) -> StepPlan:
-    tokens = np.array(tables.members, np.int64)
-    starts = np.repeat(np.array(tables.run_starts, np.int64), tables.num_members)
+def _packed(tasks: _Tasks, batch: PagedBatch, window: int | None) -> StepPlan:
+    positions = np.array([p for s in batch.sequences for p in range(s.num_context, s.num_tokens)], np.int64)
+    tokens = np.array(tasks.members, np.int64)
+    run_starts = np.array(tasks.firsts, np.int64) // tasks.block_size * tasks.block_size
+    by_task = np.array((tasks.firsts, tasks.stops, run_starts), np.int64)
+    firsts, stops, starts = np.repeat(by_task, tasks.num_members, axis=1)
+    seen_to = positions[tokens] + 1
+    if window is not None:
+        firsts = np.maximum(firsts, seen_to - window)
     by_name: dict[str, Sequence[int] | NDArray[np.int64]] = {
         "positions": positions,
         "token_parts": np.concatenate(([0], np.bincount(tokens, minlength=len(positions)).cumsum())),
         "parts": np.lexsort((starts, tokens)),
-        "task_members": [0, *accumulate(tables.num_members)],
+        "task_members": [0, *accumulate(tasks.num_members)],
         "members": tokens,
-        "first_keys": tables.first_keys,
-        "stop_keys": tables.stop_keys,
-        "task_blocks": [0, *accumulate(tables.num_blocks)],
-        "blocks": tables.blocks,
-        "run_starts": tables.run_starts,
+        "first_keys": firsts - starts,
+        "stop_keys": np.minimum(seen_to, stops) - starts,
+        "task_blocks": [0, *accumulate(tasks.num_blocks)],
+        "blocks": tasks.blocks,
+        "run_starts": run_starts,
     }
     arrays = [np.asarray(by_name[name], np.int64) for name in _TABLES]
     joined = np.concatenate(arrays)
     offsets = [0, *accumulate(len(array) for array in arrays)][:-1]
     pointers = (joined.ctypes.data + offset * joined.itemsize for offset in offsets)
-    counts = (len(positions), len(tables.num_members), len(tokens), tables.block_size)
+    counts = (len(positions), len(tasks.num_members), len(tokens), tasks.block_size)
     return StepPlan(PlanStruct(*counts, *pointers), joined, len(positions), len(tokens))
