@@ -170,6 +170,7 @@ class DecodeGraphs:
             position_ids=positions.unsqueeze(0),
             slot_mappings=tuple(slots),
             sample_rows=torch.arange(tokens.shape[1], device=tokens.device),
+            keeps_all_rows=True,
             attention=StepAttention(self._cache.groups, plan_for),
             cache=self._cache,
         )

@@ -7,7 +7,7 @@ in another way than by their rotary embeddings (Ministral 3 scales queries, from
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -138,4 +138,4 @@ def _probe_input(model: PagedModel) -> ModelInput:
     num_blocks, num_groups = -(-PROBE_TOKENS // BLOCK_SIZE), len(model.kv_groups)
     request = probe_request([0] * PROBE_TOKENS, range(num_blocks), num_groups)
     cache = KVCache(model.kv_shape(BLOCK_SIZE), num_blocks * num_groups, model.device)
-    return model.build_input(plan_of(request, 0, PROBE_TOKENS), cache)
+    return replace(model.build_input(plan_of(request, 0, PROBE_TOKENS), cache), keeps_all_rows=True)

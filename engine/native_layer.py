@@ -12,7 +12,15 @@ from engine.fused_layer import Embeddings, FusedLayer, Rotary, has_plain_parts
 from engine.linears import NativeLinear
 from engine.paged_model import ModelInput
 from kernels.native.attending import NativePlan
-from kernels.native.library import AttentionHeads, LayerStruct, NativeKernels, NormStruct, RoomStruct, StepStruct
+from kernels.native.library import (
+    AttentionHeads,
+    LayerStruct,
+    NativeKernels,
+    NormStruct,
+    RoomStruct,
+    StepStruct,
+    WantedStruct,
+)
 from kernels.native.tiles import TILE_DEPTH
 from kernels.score_rules import ScoreRules
 
@@ -66,9 +74,10 @@ class NativeLayer(FusedLayer):
         if not isinstance(plan, NativePlan):
             return None
         hidden = hidden.contiguous()
-        prepared = self._prepare(plan, embeddings, model_input.slot_mapping(self.layer_index))
+        prepared = self._prepare(plan, embeddings, model_input)
         tiles = model_input.cache.tiles_of(self.layer_index)
-        self._native.decoder_layers(structs, tiles, prepared.step, prepared.room, hidden)
+        ends = self.layer_index + len(structs) == len(model_input.cache.groups)
+        self._native.decoder_layers(structs, tiles, prepared.step, prepared.room, hidden, ends=ends)
         return hidden
 
     def _gate(self, gate_up: Tensor) -> Tensor:
@@ -76,27 +85,36 @@ class NativeLayer(FusedLayer):
         by_tile = gate_up.unflatten(-1, (-1, 2, 16)).transpose(-3, -2).flatten(-2)
         return super()._gate(by_tile.flatten(-2))
 
-    def _prepare(self, plan: NativePlan, embeddings: Embeddings, slot_mapping: Tensor) -> _Prepared:
+    def _prepare(self, plan: NativePlan, embeddings: Embeddings, model_input: ModelInput) -> _Prepared:
         key = (self._hidden_size, self._mlp_size, self._num_all, self._head_dim, id(embeddings))
         prepared = plan.prepared.get(key)
         if not isinstance(prepared, _Prepared):
-            prepared = plan.prepared[key] = self._prepared(plan, embeddings, slot_mapping)
+            prepared = plan.prepared[key] = self._prepared(plan, embeddings, model_input)
         return prepared
 
-    def _prepared(self, plan: NativePlan, embeddings: Embeddings, slot_mapping: Tensor) -> _Prepared:
+    def _prepared(self, plan: NativePlan, embeddings: Embeddings, model_input: ModelInput) -> _Prepared:
         cos, sin = (x[0].to(torch.bfloat16).contiguous() for x in embeddings)
-        num_tokens = plan.step.num_tokens
+        slot_mapping, num_tokens = model_input.slot_mapping(self.layer_index), plan.step.num_tokens
+        rows = model_input.wanted_rows
+        is_wanted = None if rows is None else torch.zeros(num_tokens, dtype=torch.bool).index_fill_(0, rows, True)
+        num_kept = 0 if rows is None else len(rows)
         rooms = (
             self._native.row_tiles(num_tokens, self._hidden_size),
             torch.empty(num_tokens * self._num_all * self._head_dim, dtype=torch.bfloat16),
             self._native.row_tiles(num_tokens, self._num_heads * self._head_dim),
             self._native.row_tiles(num_tokens, self._mlp_size),
+            torch.empty(num_kept * self._hidden_size, dtype=torch.bfloat16),
             torch.empty(self._heads.num_parts(plan.step), dtype=torch.float32),
         )
         pointers = (tensor.data_ptr() for tensor in (slot_mapping, cos, sin))
-        step = StepStruct(plan.step.struct, *pointers)
+        wanted = WantedStruct(_pointer(rows), num_kept, _pointer(is_wanted))
+        step = StepStruct(plan.step.struct, *pointers, wanted)
         room = RoomStruct(*(tensor.data_ptr() for tensor in rooms))
-        return _Prepared(step, room, (embeddings, cos, sin, slot_mapping, rooms))
+        return _Prepared(step, room, (embeddings, cos, sin, slot_mapping, rows, is_wanted, rooms))
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 class NativeStack(nn.Module):

@@ -46,8 +46,17 @@ class ModelInput:
     position_ids: Tensor  # [1, T]
     slot_mappings: tuple[Tensor, ...]  # by KV group, each [T]
     sample_rows: Tensor  # [R] the rows of T whose logits are needed: each request's last known token's and its draft's
+    keeps_all_rows: bool  # whether the last hidden states of others are looked at too
     attention: "StepAttention"
     cache: KVCache
+
+    @property
+    def wanted_rows(self) -> Tensor | None:
+        """The rows whose last hidden states are wanted, in ascending order; None for all."""
+        if self.keeps_all_rows or len(self.sample_rows) >= self.input_ids.shape[1]:
+            return None
+        rows: Tensor = self.sample_rows.unique()
+        return rows
 
     def slot_mapping(self, layer: int) -> Tensor:
         """Return the destination slots of a layer's K and V, [T]."""
@@ -218,6 +227,7 @@ class PagedModel:
             position_ids=self._tensor(positions).unsqueeze(0),
             slot_mappings=tuple(self._tensor(batch.slot_mapping()) for batch in batches),
             sample_rows=self._tensor(sample_rows),
+            keeps_all_rows=any(share.request.lacks_prompt_logprobs for share in plan.scheduled),
             attention=StepAttention(cache.groups, partial(self._plan_attention, batches, cache)),
             cache=cache,
         )

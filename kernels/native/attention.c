@@ -5,12 +5,13 @@
 /* output: [num_tokens, num_heads, head_dim]; the rest as in `attend_all`. */
 void pagemill_attention(const Plan *plan, const Heads *heads, const Cache *cache, const bf16 *query,
                         int64_t query_stride, float *parts, bf16 *output) {
+    const Wanted all = {NULL, 0, NULL};
     ROOM_FOR_SHARES(shares);
 #pragma omp parallel
     {
         Team team = join_team(shares);
         const unsigned before = begin_tiles();
-        attend_all(&team, plan, heads, cache, query, query_stride, parts, output, 0);
+        attend_all(&team, plan, heads, cache, &all, query, query_stride, parts, output, 0);
         end_tiles(before);
     }
 }

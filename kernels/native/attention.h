@@ -25,6 +25,18 @@ typedef struct {
     const int64_t *run_starts;   /* [num_tasks] position of the run's first key in the sequence */
 } Plan;
 
+/* Of a step's tokens, those whose output is wanted. Behind the last layer most of a prompt's are not: their keys and values
+ * are all that anybody will look at. */
+typedef struct {
+    const int64_t *rows; /* [num_rows] in ascending order, or null: all are */
+    int64_t num_rows;
+    const uint8_t *is_wanted; /* [num_tokens], or null */
+} Wanted;
+
+INLINE int is_wanted(const Wanted *wanted, int64_t token) {
+    return !wanted->rows || wanted->is_wanted[token];
+}
+
 /* Put a group's values where they lie in column tiles that are KEY_TILE keys deep; `c` is its place in the tile. */
 INLINE void join_values(Workspace *w, const bf16 *group, int c, int64_t dim) {
     for (int64_t d = 0; d < dim; d += LANES)
@@ -51,12 +63,14 @@ INLINE const bf16 *take_group(Workspace *w, const Cache *cache, int64_t kv_head,
     return w->keys + c * GROUP * dim;
 }
 
-/* Take in the queries of a task's members. Returns the number of rows. */
-INLINE int take_queries(Workspace *w, const Plan *p, const Heads *heads, int64_t task, int64_t kv_head,
-                        const bf16 *query, int64_t query_stride) {
+/* Take in the queries of a task's members that are wanted. Returns the number of rows. */
+INLINE int take_queries(Workspace *w, const Plan *p, const Heads *heads, const Wanted *wanted, int64_t task,
+                        int64_t kv_head, const bf16 *query, int64_t query_stride) {
     const int64_t per_head = heads->num_heads / heads->num_kv_heads, dim = heads->head_dim;
     int row = 0;
-    for (int64_t member = p->task_members[task]; member < p->task_members[task + 1]; member++)
+    for (int64_t member = p->task_members[task]; member < p->task_members[task + 1]; member++) {
+        if (!is_wanted(wanted, p->members[member]))
+            continue;
         for (int64_t head = kv_head * per_head; head < (kv_head + 1) * per_head; head++, row++) {
             const bf16 *from = query + p->members[member] * query_stride + head * dim;
             for (int64_t d = 0; d < dim; d += TILE_DEPTH)
@@ -68,19 +82,23 @@ INLINE int take_queries(Workspace *w, const Plan *p, const Heads *heads, int64_t
             w->stop_keys[row] = p->stop_keys[member];
             w->positions[row] = p->positions[p->members[member]];
             w->slopes[row] = heads->slopes ? heads->slopes[head] : 0.0f;
+            w->parts[row] = (kv_head * p->num_members + member) * per_head + head % per_head;
         }
+    }
     return row;
 }
 
-/* The keys that a task's queries see: of what groups of its run, and where their first tile begins. */
+/* The keys that a task's wanted queries see: of what groups of its run, and where their first tile begins. */
 typedef struct {
     const int64_t *blocks;
     int64_t block_size, first_group, last_group, first_start;
 } Span;
 
-INLINE Span span_of(const Plan *p, int64_t task) {
+INLINE Span span_of(const Plan *p, const Wanted *wanted, int64_t task) {
     int64_t first_key = INT64_MAX, stop_key = 0;
     for (int64_t member = p->task_members[task]; member < p->task_members[task + 1]; member++) {
+        if (!is_wanted(wanted, p->members[member]))
+            continue;
         first_key = p->first_keys[member] < first_key ? p->first_keys[member] : first_key;
         stop_key = p->stop_keys[member] > stop_key ? p->stop_keys[member] : stop_key;
     }
@@ -125,12 +143,14 @@ INLINE void attend_rows(Workspace *w, const Heads *heads, int num_rows, int64_t 
 
 /* One unit, a KV head of a task: fill the parts of its members. `next` is the unit that this thread will likely do after it, or
  * the number of all units. */
-static void attend(const Plan *p, const Heads *heads, const Cache *cache, int64_t unit, int64_t next,
-                   const bf16 *query, int64_t query_stride, float *parts, Workspace *w) {
-    const int64_t dim = heads->head_dim, num_kv_heads = heads->num_kv_heads, per_head = heads->num_heads / num_kv_heads;
+static void attend(const Plan *p, const Heads *heads, const Cache *cache, const Wanted *wanted, int64_t unit,
+                   int64_t next, const bf16 *query, int64_t query_stride, float *parts, Workspace *w) {
+    const int64_t dim = heads->head_dim, num_kv_heads = heads->num_kv_heads;
     const int64_t task = unit / num_kv_heads, kv_head = unit % num_kv_heads;
-    const int num_rows = take_queries(w, p, heads, task, kv_head, query, query_stride);
-    const Span span = span_of(p, task);
+    const int num_rows = take_queries(w, p, heads, wanted, task, kv_head, query, query_stride);
+    if (!num_rows)
+        return;
+    const Span span = span_of(p, wanted, task);
     for (int64_t start = span.first_start; start <= span.last_group * GROUP; start += KEY_TILE) {
         const bf16 *keys[GROUPS];
         for (int c = 0; c < GROUPS; c++) {
@@ -142,23 +162,23 @@ static void attend(const Plan *p, const Heads *heads, const Cache *cache, int64_
         if (start + KEY_TILE <= span.last_group * GROUP)
             expect(w, cache, kv_head, &span, start + KEY_TILE, dim);
         else if (next < p->num_tasks * num_kv_heads) {
-            const Span other = span_of(p, next / num_kv_heads);
+            const Span other = span_of(p, wanted, next / num_kv_heads);
             expect(w, cache, next % num_kv_heads, &other, other.first_start, dim);
         }
         attend_rows(w, heads, num_rows, start, p->run_starts[task], keys, cache->kind != AS_THEY_ARE);
     }
     for (int row = 0; row < num_rows; row++) {
-        float *part = parts + ((kv_head * p->num_members + p->task_members[task]) * per_head + row) * (dim + 2);
+        float *part = parts + w->parts[row] * (dim + 2);
         part[0] = w->largest[row];
         part[1] = w->totals[row];
         memcpy(part + 2, w->sums[row], (size_t)dim * sizeof(float));
     }
 }
 
-/* Merge a query's parts for one head. Its elements go to `output` as a row of [num_tokens, num_heads * head_dim], in
- * bfloat16, or into row tiles of that. */
-INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t head, const float *parts, void *output,
-                  const int is_tiled) {
+/* Merge a query's parts for one head. Its elements go to `output` as a row of [num_rows, num_heads * head_dim], in bfloat16,
+ * or into row tiles of that. */
+INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t row, int64_t head, const float *parts,
+                  void *output, const int is_tiled) {
     const int64_t per_head = heads->num_heads / heads->num_kv_heads, dim = heads->head_dim;
     const int64_t kv_head = head / per_head, first = p->token_parts[token], stop = p->token_parts[token + 1];
     float largest = heads->sinks ? heads->sinks[head] : -INFINITY;
@@ -180,17 +200,17 @@ INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t head
         const int64_t element = head * dim + d;
         const __m512 attended = _mm512_div_ps(sum, _mm512_set1_ps(total));
         if (is_tiled)
-            store_row(in_row_tiles(output, width, token, element), attended);
+            store_row(in_row_tiles(output, width, row, element), attended);
         else
-            store_bf16((bf16 *)output + token * width + element, attended);
+            store_bf16((bf16 *)output + row * width + element, attended);
     }
 }
 
-/* All of a step's attention in one layer. query: [num_tokens, num_heads, head_dim], tokens query_stride elements apart.
- * parts: room for [num_kv_heads, num_members, num_heads / num_kv_heads, head_dim + 2]. To be called by all threads of a
+/* All of a step's attention in one layer that is wanted. query: [num_tokens, num_heads, head_dim], tokens query_stride
+ * elements apart. output: a row for each token that is wanted. parts: room for [num_kv_heads, num_members, num_heads / num_kv_heads, head_dim + 2]. To be called by all threads of a
  * team that has begun tiles; they leave it together. */
-INLINE void attend_all(Team *team, const Plan *p, const Heads *heads, const Cache *cache, const bf16 *query, int64_t query_stride,
-                       float *parts, void *output, const int is_tiled) {
+INLINE void attend_all(Team *team, const Plan *p, const Heads *heads, const Cache *cache, const Wanted *wanted,
+                       const bf16 *query, int64_t query_stride, float *parts, void *output, const int is_tiled) {
     Workspace w;
     w.num_coming = w.num_asked = 0;
     if (cache->kind == FP8)
@@ -198,9 +218,12 @@ INLINE void attend_all(Team *team, const Plan *p, const Heads *heads, const Cach
     const int64_t num_units = p->num_tasks * heads->num_kv_heads;
     Units units = share_units(team, num_units);
     for (int64_t unit = take_unit(&units); unit < num_units; unit = take_unit(&units))
-        attend(p, heads, cache, unit, likely_unit(&units), query, query_stride, parts, &w);
+        attend(p, heads, cache, wanted, unit, likely_unit(&units), query, query_stride, parts, &w);
     meet_team(team);
+    const int64_t num_rows = wanted->rows ? wanted->num_rows : p->num_tokens;
 #pragma omp for schedule(static)
-    for (int64_t unit = 0; unit < p->num_tokens * heads->num_heads; unit++)
-        merge(p, heads, unit / heads->num_heads, unit % heads->num_heads, parts, output, is_tiled);
+    for (int64_t unit = 0; unit < num_rows * heads->num_heads; unit++) {
+        const int64_t row = unit / heads->num_heads, token = wanted->rows ? wanted->rows[row] : row;
+        merge(p, heads, token, row, unit % heads->num_heads, parts, output, is_tiled);
+    }
 }

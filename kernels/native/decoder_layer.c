@@ -20,6 +20,7 @@ typedef struct {
     Plan plan;
     const int64_t *slots;  /* [num_tokens] */
     const bf16 *cos, *sin; /* [num_tokens, head_dim] */
+    Wanted wanted;         /* behind the model's last layer */
 } Step;
 
 /* Room for what the parts leave each other. Row tiles have whole tiles of rows. */
@@ -28,6 +29,7 @@ typedef struct {
     bf16 *qkv;             /* [num_tokens, num_heads + 2 num_kv_heads, head_dim] */
     row_element *attended; /* row tiles of [num_tokens, num_heads head_dim] */
     row_element *gated;    /* row tiles of [num_tokens, mlp_size] */
+    bf16 *kept; /* [wanted.num_rows, hidden_size] */
     float *parts;
 } Room;
 
@@ -85,32 +87,49 @@ INLINE void rotate_and_store(const Step *step, const Heads *heads, const Cache *
     }
 }
 
-/* One layer. To be called by all threads of a team that has begun tiles; they leave it together. */
+/* Copy the wanted rows of hidden states to `kept`, or back. */
+INLINE void keep_rows(const Wanted *wanted, bf16 *hidden, bf16 *kept, int64_t width, const int is_back) {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < wanted->num_rows; i++) {
+        bf16 *row = hidden + wanted->rows[i] * width, *own = kept + i * width;
+        memcpy(is_back ? row : own, is_back ? own : row, (size_t)width * sizeof(bf16));
+    }
+}
+
+/* One layer, as far as it is wanted. To be called by all threads of a team that has begun tiles; they leave it together. */
 INLINE void run_layer(Team *team, const Layer *layer, const Step *step, const Cache *cache, const Room *room,
-                      bf16 *hidden) {
+                      const Wanted *wanted, bf16 *hidden) {
     const Heads *heads = &layer->heads;
     const int64_t num_tokens = step->plan.num_tokens, width = heads->num_heads * heads->head_dim;
     const int64_t qkv_width = width + 2 * heads->num_kv_heads * heads->head_dim;
     norm_rows(&layer->input_norm, hidden, num_tokens, layer->hidden_size, room->normed);
     multiply_matrix(team, &layer->qkv, AS_BF16, room->normed, num_tokens, room->qkv, qkv_width);
     rotate_and_store(step, heads, cache, room->qkv);
-    attend_all(team, &step->plan, heads, cache, room->qkv, qkv_width, room->parts, room->attended, 1);
-    multiply_matrix(team, &layer->output, ADDED, room->attended, num_tokens, hidden, layer->hidden_size);
-    norm_rows(&layer->mlp_norm, hidden, num_tokens, layer->hidden_size, room->normed);
-    multiply_matrix(team, &layer->gate_up, GATED, room->normed, num_tokens, room->gated, layer->mlp_size);
-    multiply_matrix(team, &layer->down, ADDED, room->gated, num_tokens, hidden, layer->hidden_size);
+    attend_all(team, &step->plan, heads, cache, wanted, room->qkv, qkv_width, room->parts, room->attended, 1);
+    bf16 *const rows = wanted->rows ? room->kept : hidden;
+    const int64_t num_rows = wanted->rows ? wanted->num_rows : num_tokens;
+    if (wanted->rows)
+        keep_rows(wanted, hidden, rows, layer->hidden_size, 0);
+    multiply_matrix(team, &layer->output, ADDED, room->attended, num_rows, rows, layer->hidden_size);
+    norm_rows(&layer->mlp_norm, rows, num_rows, layer->hidden_size, room->normed);
+    multiply_matrix(team, &layer->gate_up, GATED, room->normed, num_rows, room->gated, layer->mlp_size);
+    multiply_matrix(team, &layer->down, ADDED, room->gated, num_rows, rows, layer->hidden_size);
+    if (wanted->rows)
+        keep_rows(wanted, hidden, rows, layer->hidden_size, 1);
 }
 
-/* Layers one after the other, with a cache each. hidden: [num_tokens, hidden_size], changed in place. */
+/* Layers one after the other, with a cache each. hidden: [num_tokens, hidden_size], changed in place. If the last of them
+ * `ends` the model, rows that are not wanted are left as the layer before left them. */
 void pagemill_decoder_layers(const Layer *layers, const Cache *caches, int64_t num_layers, const Step *step,
-                             const Room *room, bf16 *hidden) {
+                             const Room *room, bf16 *hidden, int64_t ends) {
+    const Wanted all = {NULL, 0, NULL};
     ROOM_FOR_SHARES(shares);
 #pragma omp parallel
     {
         Team team = join_team(shares);
         const unsigned before = begin_tiles();
         for (int64_t i = 0; i < num_layers; i++)
-            run_layer(&team, layers + i, step, caches + i, room, hidden);
+            run_layer(&team, layers + i, step, caches + i, room, ends && i == num_layers - 1 ? &step->wanted : &all, hidden);
         end_tiles(before);
     }
 }

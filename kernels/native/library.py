@@ -67,16 +67,26 @@ class LayerStruct(ctypes.Structure):
     ]
 
 
+class WantedStruct(ctypes.Structure):
+    """`Wanted` of attention.h."""
+
+    _fields_ = [("rows", c_void_p), ("num_rows", c_int64), ("is_wanted", c_void_p)]
+
+
 class StepStruct(ctypes.Structure):
     """`Step` of decoder_layer.c."""
 
-    _fields_ = [("plan", PlanStruct), ("slots", c_void_p), ("cos", c_void_p), ("sin", c_void_p)]
+    _fields_ = [
+        ("plan", PlanStruct),
+        *((name, c_void_p) for name in ("slots", "cos", "sin")),
+        ("wanted", WantedStruct),
+    ]
 
 
 class RoomStruct(ctypes.Structure):
     """`Room` of decoder_layer.c."""
 
-    _fields_ = [(name, c_void_p) for name in ("normed", "qkv", "attended", "gated", "parts")]
+    _fields_ = [(name, c_void_p) for name in ("normed", "qkv", "attended", "gated", "kept", "parts")]
 
 
 class TilesDenied(OSError):
@@ -129,6 +139,7 @@ class NativeKernels:
             POINTER(StepStruct),
             POINTER(RoomStruct),
             c_void_p,
+            c_int64,
         ]
         for function in (self._linear, self._store, self._attention, self._decoder_layers):
             function.restype = None
@@ -178,8 +189,11 @@ class NativeKernels:
         step: StepStruct,
         room: RoomStruct,
         hidden: Tensor,
+        *,
+        ends: bool = False,
     ) -> None:
         """Run layers, one after the other, on hidden, [num_tokens, hidden_size], contiguous, in place. Writes the
-        tokens' K and V. `first_cache` is the first layer's, in an array; those of the others lie behind it."""
+        tokens' K and V. `first_cache` is the first layer's, in an array; those of the others lie behind it. If the last
+        of them `ends` the model, it computes only the rows that the step says are wanted."""
         pointers = (byref(step), byref(room), hidden.data_ptr())
-        self._decoder_layers(layers, byref(first_cache), len(layers), *pointers)
+        self._decoder_layers(layers, byref(first_cache), len(layers), *pointers, ends)

@@ -25,7 +25,7 @@ typedef struct {
     float scores[KEY_TILE / 32][2][2][256];       /* [pair of groups][row tile][group][16][16] */
     float sums[MAX_ROWS][MAX_DIM];
     float largest[MAX_ROWS], totals[MAX_ROWS], rescale[2 * TILE_ROWS];
-    int64_t first_keys[MAX_ROWS], stop_keys[MAX_ROWS], positions[MAX_ROWS];
+    int64_t first_keys[MAX_ROWS], stop_keys[MAX_ROWS], positions[MAX_ROWS], parts[MAX_ROWS]; /* parts: where a row's goes */
     float slopes[MAX_ROWS];
     /* Of a cache of numbers of one byte: the tile's keys, and the scales. */
     bf16 keys[KEY_TILE * MAX_DIM];

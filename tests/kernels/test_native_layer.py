@@ -17,6 +17,7 @@ from kernels.native.library import (
     NormStruct,
     RoomStruct,
     StepStruct,
+    WantedStruct,
 )
 from kernels.native.planning import plan_step
 from kernels.native.tiles import CacheStruct, TiledMatrix, struct_of_cache, tiled_keys, tiled_values
@@ -207,10 +208,20 @@ class Caches:
 
 
 def run_layers(
-    native: NativeKernels, layers: Sequence[Layer], cache: CacheStruct, hidden: Tensor, rotary: Tensor, slots: Tensor
+    native: NativeKernels,
+    layers: Sequence[Layer],
+    cache: CacheStruct,
+    hidden: Tensor,
+    rotary: Tensor,
+    slots: Tensor,
+    wanted: Sequence[int] | None = None,
 ) -> None:
-    """Run layers in one call, in rooms without a number in them. `cache` is the first layer's."""
+    """Run layers in one call, in rooms without a number in them. `cache` is the first layer's. With rows that are
+    `wanted`, the last layer ends the model."""
     first = layers[0]
+    rows = torch.tensor(wanted or (), dtype=torch.int64)
+    is_wanted = torch.zeros(len(hidden), dtype=torch.bool).index_fill_(0, rows, True)
+    kept = torch.full((len(rows) * HIDDEN,), torch.nan, dtype=torch.bfloat16)
     num_tokens, width = first.num_tokens, first.num_heads * first.dim
     plan = plan_step(first.case.batch, first.num_heads // first.num_kv_heads, None, is_invariant=False)
     normed, attended, gated = (native.row_tiles(num_tokens, size).fill_(torch.nan) for size in (HIDDEN, width, MLP))
@@ -219,9 +230,14 @@ def run_layers(
     native.decoder_layers(
         (LayerStruct * len(layers))(*(layer.struct for layer in layers)),
         cache,
-        StepStruct(plan.struct, *(tensor.data_ptr() for tensor in (slots, rotary[0], rotary[1]))),
-        RoomStruct(*(tensor.data_ptr() for tensor in (normed, qkv, attended, gated, parts))),
+        StepStruct(
+            plan.struct,
+            *(tensor.data_ptr() for tensor in (slots, rotary[0], rotary[1])),
+            WantedStruct(rows.data_ptr(), len(rows), is_wanted.data_ptr()),
+        ),
+        RoomStruct(*(tensor.data_ptr() for tensor in (normed, qkv, attended, gated, kept, parts))),
         hidden,
+        ends=wanted is not None,
     )
 
 
@@ -260,3 +276,24 @@ def test_layers_in_one_call_are_those_one_by_one(native: NativeKernels, layout: 
     for found, kept in zip(chain(*together.tensors), chain(*apart.tensors), strict=True):
         torch.testing.assert_close(found, kept, rtol=0, atol=0, equal_nan=True)
     assert not torch.equal(together.tensors[0][0].nan_to_num(), together.tensors[1][0].nan_to_num())
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("layout", ["mixed", "shared-by-decodes-and-chunks"])
+@pytest.mark.parametrize("which", ["last", "each third"])
+def test_the_last_layer_computes_the_rows_that_are_wanted(native: NativeKernels, layout: str, which: str) -> None:
+    """To the bit, with the K and V of all rows; other rows are left as the layer before left them."""
+    case = build_case(LAYOUTS[layout], LAYER_HEADS["gqa-64"], 16, torch.bfloat16)
+    layers = [Layer(case, has_bias=True) for _ in range(2)]
+    whole, part, first = Caches(case, 2), Caches(case, 2), Caches(case, 1)
+    hidden = torch.randn(layers[0].num_tokens, HIDDEN).bfloat16()
+    rotary, slots = torch.randn(2, len(hidden), layers[0].dim).bfloat16(), torch.tensor(case.batch.slot_mapping())
+    wanted = [len(hidden) - 1] if which == "last" else list(range(0, len(hidden), 3))
+    expected, before_last = hidden.clone(), hidden.clone()
+    run_layers(native, layers, whole.structs[0], expected, rotary, slots)
+    run_layers(native, layers, part.structs[0], hidden, rotary, slots, wanted)
+    run_layers(native, layers[:1], first.structs[0], before_last, rotary, slots)
+    before_last[wanted] = expected[wanted]
+    assert torch.equal(hidden, before_last)
+    for found, kept in zip(chain(*part.tensors), chain(*whole.tensors), strict=True):
+        torch.testing.assert_close(found, kept, rtol=0, atol=0, equal_nan=True)
