@@ -129,7 +129,7 @@ INLINE void attend_rows(Workspace *w, const Heads *heads, int num_rows, int64_t 
                         const bf16 *const keys[GROUPS], int has_scales) {
     for (int row = 0; row < num_rows; row += 2 * TILE_ROWS) {
         const int count = num_rows - row < 2 * TILE_ROWS ? num_rows - row : 2 * TILE_ROWS;
-        int is_seen = 0, is_plain = heads->softcap == 0.0f && !heads->slopes && !has_scales;
+        int is_seen = 0, is_plain = !has_rules(heads, has_scales);
         for (int r = row; r < row + count; r++) {
             is_seen |= w->first_keys[r] < start + KEY_TILE && w->stop_keys[r] > start;
             is_plain &= w->first_keys[r] <= start && w->stop_keys[r] >= start + KEY_TILE;

@@ -27,13 +27,9 @@ enum Finish {
     GATED,    /* silu(sum of an even column tile) * sum of the next, as row tiles */
 };
 
-INLINE int64_t tiles_of(int64_t elements, int64_t size) {
-    return (elements + size - 1) / size;
-}
-
 INLINE __m512 silu_ps(__m512 x) {
     const __m512 below = _mm512_add_ps(_mm512_set1_ps(1.0f), exp_ps(_mm512_sub_ps(_mm512_setzero_ps(), x)));
-    return _mm512_div_ps(x, below);
+    return _mm512_mul_ps(x, reciprocal_ps(below));
 }
 
 /* Put one row's sums of two column tiles, the first of them at `column`, where they go. With int8, they are yet to be
@@ -102,14 +98,14 @@ INLINE void multiply_pair(const Matrix *m, const enum Finish finish, const row_e
 }
 
 /* The columns that a thread is likely to multiply after those at hand, to be asked for evenly while these are multiplied
- * with num_rows rows. */
-INLINE Ahead columns_ahead(const Matrix *m, const Units *units, int64_t num_pairs, int64_t num_rows) {
+ * with num_rows rows, by integers or not. */
+INLINE Ahead columns_ahead(const Matrix *m, const Units *units, int64_t num_pairs, int64_t num_rows, int by_integers) {
     const int64_t unit = likely_unit(units), num_k = tiles_of(m->depth, TILE_DEPTH);
     const int64_t bytes = 2 * TILE_SIZE * (int64_t)(m->scales ? sizeof(int8_t) : sizeof(bf16)); /* of a tile's depth */
     if (unit == units->num_units)
         return nothing_ahead(m->tiles);
     return (Ahead){(const char *)m->tiles + unit % num_pairs * num_k * bytes,
-                   bytes / (passes_of(num_rows) * TILE_DEPTH / 2)};
+                   by_integers ? step_of_vectors(bytes, num_rows) : step_of_tiles(bytes, num_rows)};
 }
 
 /* How many rows a unit of work has, of num_rows rows whose tiles have tile_bytes: whole pairs of row tiles. */
@@ -145,7 +141,7 @@ INLINE void multiply_matrix(Team *team, const Matrix *m, const enum Finish finis
         const int64_t stop_row = first_row + row_block < num_rows ? first_row + row_block : num_rows;
         const int num_b = m->num_columns - column > TILE_ROWS ? 2 : 1;
         const void *columns = columns_at(m, column, num_b, room);
-        Ahead ahead = columns_ahead(m, &units, num_pairs, stop_row - first_row);
+        Ahead ahead = columns_ahead(m, &units, num_pairs, stop_row - first_row, by_integers);
         for (int64_t row = first_row; row < stop_row; row += 2 * TILE_ROWS) {
             const int num_a = stop_row - row > TILE_ROWS ? 2 : 1;
             if (num_a == 2 && num_b == 2)

@@ -37,3 +37,9 @@ INLINE int64_t passes_of(int64_t num_rows) {
     const int64_t left = num_rows % TILE_ROWS;
     return num_rows / TILE_ROWS * 2 + (left > 12 ? 2 : left > 0);
 }
+
+/* By how many bytes to go on with each pair of depth, where `bytes` a tile's depth are to come while so many rows are
+ * multiplied. */
+INLINE ptrdiff_t step_of_vectors(int64_t bytes, int64_t num_rows) {
+    return bytes / (passes_of(num_rows) * TILE_DEPTH / 2);
+}

@@ -48,14 +48,21 @@ INLINE float *scores_at(Workspace *w, int row, int group) {
     return &w->scores[group / 2][row / TILE_ROWS][group % 2][row % TILE_ROWS * GROUP];
 }
 
-/* Do to a row's products what else makes them scores: scale, softcap, slope, mask. */
+/* Whether scores are more than products times `scale`. */
+INLINE int has_rules(const Heads *heads, int has_scales) {
+    return heads->softcap != 0.0f || heads->slopes || has_scales;
+}
+
+/* Do to a row's products what makes them scores, but for a scale alone, which is left to `weigh`; and mask them. */
 INLINE void rule(Workspace *w, const Heads *heads, int first_row, int row, int64_t start, int64_t run_start,
                  int has_scales) {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const int64_t first = w->first_keys[first_row + row] - start, stop = w->stop_keys[first_row + row] - start;
     for (int c = 0; c < GROUPS; c++) {
         float *scores = scores_at(w, row, c);
-        __m512 s = _mm512_mul_ps(_mm512_loadu_ps(scores), _mm512_set1_ps(heads->scale));
+        __m512 s = _mm512_loadu_ps(scores);
+        if (has_rules(heads, has_scales))
+            s = _mm512_mul_ps(s, _mm512_set1_ps(heads->scale));
         if (has_scales)
             s = _mm512_mul_ps(s, _mm512_loadu_ps(w->key_scales + c * GROUP));
         if (heads->softcap != 0.0f)
@@ -73,44 +80,42 @@ INLINE void rule(Workspace *w, const Heads *heads, int first_row, int row, int64
 }
 
 /* Turn the scores of sixteen rows, of which `count` are in use, into weights beside what they have so far; `rescale` is
- * what that is to be multiplied by. Scores are products times `scale`, rounded as `rule` rounds them: whether a row comes
- * by it depends on the rows beside it. */
+ * what that is to be multiplied by. `scale` is what scores are yet to be multiplied by. */
 INLINE void weigh(Workspace *w, int first_row, int row, int count, float scale, int has_scales) {
-    float found[TILE_ROWS] __attribute__((aligned(64)));
-    for (int r = 0; r < TILE_ROWS; r++)
-        found[r] = -INFINITY;
-    for (int r = 0; r < count; r++) {
-        __m512 most = _mm512_loadu_ps(scores_at(w, row + r, 0));
-        for (int c = 1; c < GROUPS; c++)
-            most = _mm512_max_ps(most, _mm512_loadu_ps(scores_at(w, row + r, c)));
-        found[r] = _mm512_reduce_max_ps(most);
+    const __m512 nothing = _mm512_set1_ps(-INFINITY), log2_e = _mm512_set1_ps(LOG2_E);
+    __m512 of_rows[TILE_ROWS]; /* the greatest scores, and then the sums of weights, by row and by sixteenth of the keys */
+    for (int r = 0; r < TILE_ROWS; r++) {
+        of_rows[r] = nothing;
+        for (int c = 0; c < GROUPS && r < count; c++)
+            of_rows[r] = _mm512_max_ps(of_rows[r], _mm512_loadu_ps(scores_at(w, row + r, c)));
     }
     const __m512 before = _mm512_loadu_ps(&w->largest[first_row + row]);
-    const __m512 largest = _mm512_max_ps(before, _mm512_mul_ps(_mm512_load_ps(found), _mm512_set1_ps(scale)));
-    const __m512 nothing = _mm512_set1_ps(-INFINITY);
+    const __m512 largest = _mm512_max_ps(before, _mm512_mul_ps(across_ps(of_rows, 0), _mm512_set1_ps(scale)));
     /* A row that has seen nothing finite yet: its weights become 0, or NaN where a score is NaN. */
     const __m512 base = _mm512_mask_mov_ps(largest, _mm512_cmpeq_ps_mask(largest, nothing), _mm512_setzero_ps());
-    const __m512 rescale = _mm512_maskz_mov_ps(_mm512_cmpneq_ps_mask(before, nothing), exp_ps(_mm512_sub_ps(before, base)));
-    float bases[TILE_ROWS] __attribute__((aligned(64))), totals[TILE_ROWS] __attribute__((aligned(64)));
-    _mm512_store_ps(bases, base);
-    _mm512_store_ps(totals, _mm512_setzero_ps());
-    for (int r = 0; r < count; r++) {
+    const __m512 rescale = _mm512_maskz_mov_ps(_mm512_cmpneq_ps_mask(before, nothing),
+                                               exp2_ps(_mm512_mul_ps(_mm512_sub_ps(before, base), log2_e)));
+    float bases[TILE_ROWS] __attribute__((aligned(64)));
+    _mm512_store_ps(bases, _mm512_mul_ps(base, log2_e));
+    for (int r = 0; r < TILE_ROWS; r++) {
+        of_rows[r] = _mm512_setzero_ps();
+        if (r >= count)
+            continue;
         __m512 weights[GROUPS];
-        for (int c = 0; c < GROUPS; c++)
-            weights[c] = exp_ps(_mm512_sub_ps(
-                _mm512_mul_ps(_mm512_loadu_ps(scores_at(w, row + r, c)), _mm512_set1_ps(scale)), _mm512_set1_ps(bases[r])));
-        totals[r] = _mm512_reduce_add_ps(
-            _mm512_add_ps(_mm512_add_ps(weights[0], weights[1]), _mm512_add_ps(weights[2], weights[3])));
-        if (has_scales)
-            for (int c = 0; c < GROUPS; c++)
-                weights[c] = _mm512_mul_ps(weights[c], _mm512_loadu_ps(w->value_scales + c * GROUP));
+        for (int c = 0; c < GROUPS; c++) {
+            weights[c] = exp2_ps(_mm512_fmsub_ps(_mm512_loadu_ps(scores_at(w, row + r, c)), _mm512_set1_ps(scale * LOG2_E),
+                                                 _mm512_set1_ps(bases[r])));
+            of_rows[r] = _mm512_add_ps(of_rows[r], weights[c]);
+        }
+        for (int c = 0; c < GROUPS && has_scales; c++)
+            weights[c] = _mm512_mul_ps(weights[c], _mm512_loadu_ps(w->value_scales + c * GROUP));
         for (int c = 0; c < GROUPS; c++)
             store_row(w->weights[row / TILE_ROWS] + c / 2 * TILE_SIZE + r * TILE_DEPTH + c % 2 * LANES, weights[c]);
     }
+    const __m512 totals = _mm512_loadu_ps(&w->totals[first_row + row]);
     _mm512_storeu_ps(&w->rescale[row], rescale);
     _mm512_storeu_ps(&w->largest[first_row + row], largest);
-    _mm512_storeu_ps(&w->totals[first_row + row], _mm512_fmadd_ps(_mm512_loadu_ps(&w->totals[first_row + row]), rescale,
-                                                                  _mm512_load_ps(totals)));
+    _mm512_storeu_ps(&w->totals[first_row + row], _mm512_fmadd_ps(totals, rescale, across_ps(of_rows, 1)));
 }
 
 /* Ask for some of what the next tile reads. Blocks are too short for the processor to foresee what follows, and a whole tile
@@ -124,7 +129,7 @@ INLINE void ask(Workspace *w, int count) {
 }
 
 /* One tile of keys for `num_a` row tiles of queries from `first_row` on, `count` rows. `is_plain`: its rows see all of
- * the tile, and scores are just scaled. */
+ * the tile, and `rule` has nothing to do. */
 INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const int num_a, int count, int64_t start,
                         int64_t run_start, const bf16 *const keys[GROUPS], int is_plain, int has_scales) {
     const int64_t dim = heads->head_dim, depth = dim / TILE_DEPTH;
@@ -139,8 +144,8 @@ INLINE void attend_tile(Workspace *w, const Heads *heads, int first_row, const i
         for (int row = 0; row < count; row++)
             rule(w, heads, first_row, row, start, run_start, has_scales);
     for (int row = 0; row < count; row += TILE_ROWS)
-        weigh(w, first_row, row, count - row < TILE_ROWS ? count - row : TILE_ROWS, is_plain ? heads->scale : 1.0f,
-              has_scales);
+        weigh(w, first_row, row, count - row < TILE_ROWS ? count - row : TILE_ROWS,
+              has_rules(heads, has_scales) ? 1.0f : heads->scale, has_scales);
     for (int64_t d = 0; d < dim; d += 2 * LANES) {
         float products[4 * 256] __attribute__((aligned(64)));
         ask(w, 2);

@@ -5,11 +5,11 @@
 
 #include <stdint.h>
 
+#include "vectors.h"
+
 int omp_get_max_threads(void); /* a compiler may have OpenMP without its header */
 int omp_get_num_threads(void);
 int omp_get_thread_num(void);
-
-#define LINE 64 /* bytes of a line of the processor's cache */
 
 /* How many of a thread's own units have been taken, in a line of its own. */
 typedef struct {

@@ -37,7 +37,7 @@ typedef bf16 row_element;
 
 /* What is asked for, bit by bit, while something else is multiplied: columns that several rows are multiplied with are read
  * once from memory and then from the cache, and all the while memory could bring the next ones. With each pair of depth,
- * vectors ask for two lines from `next` on, and go on by `step` bytes. */
+ * vectors ask for two lines from `next` on, and go on by `step` bytes; matrix tiles ask for all of these, with each tile. */
 typedef struct {
     const char *next;
     ptrdiff_t step;
@@ -47,9 +47,13 @@ INLINE Ahead nothing_ahead(const void *at_hand) {
     return (Ahead){at_hand, 0};
 }
 
+INLINE int64_t tiles_of(int64_t elements, int64_t size) {
+    return (elements + size - 1) / size;
+}
+
 INLINE void ask_ahead(Ahead *ahead) {
     _mm_prefetch(ahead->next, _MM_HINT_T1);
-    _mm_prefetch(ahead->next + 64, _MM_HINT_T1);
+    _mm_prefetch(ahead->next + LINE, _MM_HINT_T1);
     ahead->next += ahead->step;
 }
 

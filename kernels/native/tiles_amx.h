@@ -35,10 +35,14 @@ INLINE void end_tiles(unsigned before) {
     _tile_release();
 }
 
+/* By how many bytes to go on with each tile's depth, where `bytes` a depth are to come while so many rows are multiplied. */
+INLINE ptrdiff_t step_of_tiles(int64_t bytes, int64_t num_rows) {
+    return bytes / tiles_of(num_rows, 2 * TILE_ROWS);
+}
+
 INLINE void multiply_tiles(const bf16 *a, ptrdiff_t a_step, const int num_a, int num_rows, const bf16 *b,
                            ptrdiff_t b_step, const int num_b, int64_t num_k, float *c, Ahead *ahead) {
     (void)num_rows;
-    (void)ahead;
     MEMORY_OF_TILES(a);
     MEMORY_OF_TILES(b);
     /* Rows pass by once for each pair of columns, which are to stay near meanwhile. */
@@ -49,7 +53,9 @@ INLINE void multiply_tiles(const bf16 *a, ptrdiff_t a_step, const int num_a, int
         _tile_zero(2);
     if (num_a > 1 && num_b > 1)
         _tile_zero(3);
-    for (int64_t k = 0; k < num_k; k++, a += TILE_SIZE, b += TILE_SIZE) {
+    for (int64_t k = 0; k < num_k; k++, a += TILE_SIZE, b += TILE_SIZE, ahead->next += ahead->step) {
+        for (ptrdiff_t i = 0; i < ahead->step; i += LINE)
+            _mm_prefetch(ahead->next + i, _MM_HINT_T1);
         _tile_loadd(6, b, 64);
         _tile_stream_loadd(4, a, 64);
         _tile_dpbf16ps(0, 4, 6);

@@ -57,3 +57,7 @@ INLINE void multiply_rows(const bf16 *rows, const int count, const bf16 *b, ptrd
 }
 
 PRODUCT_BY_ROWS(multiply_tiles, multiply_rows, bf16, 0)
+
+INLINE ptrdiff_t step_of_tiles(int64_t bytes, int64_t num_rows) {
+    return step_of_vectors(bytes, num_rows);
+}

@@ -55,3 +55,7 @@ INLINE void multiply_rows(const float *rows, const int count, const bf16 *b, ptr
 }
 
 PRODUCT_BY_ROWS(multiply_tiles, multiply_rows, bf16, 1)
+
+INLINE ptrdiff_t step_of_tiles(int64_t bytes, int64_t num_rows) {
+    return step_of_vectors(bytes, num_rows);
+}

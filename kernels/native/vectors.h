@@ -7,6 +7,7 @@
 typedef uint16_t bf16;
 
 #define LANES 16
+#define LINE 64 /* bytes of a line of the processor's cache */
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE __m512 load_bf16(const bf16 *from) {
@@ -58,20 +59,51 @@ INLINE void store_bf16(bf16 *to, __m512 x) {
     _mm256_storeu_si256((__m256i *)to, rounded(x));
 }
 
-/* e**x by a polynomial in the fraction of x log2(e): exact enough for bfloat16 many times over; NaN stays NaN. What would be below 2**-125
- * is 0: numbers with fewer digits than others take a processor a hundred times as long. */
-INLINE __m512 exp_ps(__m512 x) {
-    const __m512 scaled = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), least = _mm512_set1_ps(-125.0f);
-    /* The bound first: of two operands, min returns the second where one is NaN. */
-    const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(200.0f), scaled);
-    const __m512 whole = _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 f = _mm512_sub_ps(bounded, whole);
-    __m512 y = _mm512_set1_ps(1.5403530e-4f); /* (ln 2)**n / n!, from n = 6 down */
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.3333558e-3f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.6181291e-3f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.5504109e-2f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.4022651e-1f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.9314718e-1f));
+#define LOG2_E 1.44269504f
+
+/* 2**x by a polynomial in the fraction of x, for x of at most 126: within 3e-6 of itself, and 1 at 0. NaN stays NaN. What
+ * would be below 2**-125 is 0: numbers with fewer digits than others take a processor a hundred times as long. */
+INLINE __m512 exp2_ps(__m512 x) {
+    const __m512 large = _mm512_set1_ps(12582912.0f); /* with it, what is left in the lowest bits are whole numbers */
+    const __m512 shifted = _mm512_add_ps(x, large), f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, large));
+    __m512 y = _mm512_set1_ps(9.58284554e-3f);
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.59064443e-2f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.40240989e-1f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.93124191e-1f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(scaled, least, _CMP_NLT_UQ), y, whole);
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    const __mmask16 is_seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-125.0f), _CMP_NLT_UQ);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(is_seen, _mm512_castps_si512(y), exponent));
+}
+
+/* e**x, at most 2**126. */
+INLINE __m512 exp_ps(__m512 x) {
+    /* The bound first: of two operands, min returns the second where one is NaN. */
+    return exp2_ps(_mm512_min_ps(_mm512_set1_ps(126.0f), _mm512_mul_ps(x, _mm512_set1_ps(LOG2_E))));
+}
+
+/* 1 / x, for x between 1 and 2**126. */
+INLINE __m512 reciprocal_ps(__m512 x) {
+    const __m512 near = _mm512_rcp14_ps(x);
+    return _mm512_mul_ps(near, _mm512_fnmadd_ps(x, near, _mm512_set1_ps(2.0f)));
+}
+
+INLINE __m512 either_ps(__m512 a, __m512 b, const int is_sum) {
+    return is_sum ? _mm512_add_ps(a, b) : _mm512_max_ps(a, b);
+}
+
+/* The sums, or the greatest numbers, of sixteen vectors; the vectors are lost. */
+INLINE __m512 across_ps(__m512 of[LANES], const int is_sum) {
+    for (int i = 0; i < 8; i++)
+        of[i] = either_ps(_mm512_unpacklo_ps(of[2 * i], of[2 * i + 1]), _mm512_unpackhi_ps(of[2 * i], of[2 * i + 1]), is_sum);
+    for (int i = 0; i < 4; i++) {
+        const __m512d a = _mm512_castps_pd(of[2 * i]), b = _mm512_castps_pd(of[2 * i + 1]);
+        of[i] = either_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)), is_sum);
+    }
+    for (int num = 2; num; num /= 2) /* each quarter has those of four vectors now */
+        for (int i = 0; i < num; i++) {
+            const __m512 a = of[2 * i], b = of[2 * i + 1];
+            of[i] = either_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd), is_sum);
+        }
+    return of[0];
 }
