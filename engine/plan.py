@@ -77,7 +77,7 @@ class Deployment:
     context: int  # tokens, prompt and output together
     block_size: int = 16  # tokens a block
     token_budget: int = 2048  # tokens a step may compute
-    max_num_seqs: int = 64  # requests that may share a step
+    max_num_seqs: int = 128  # requests that may share a step
 
     def __post_init__(self) -> None:
         for field in self.__slots__:

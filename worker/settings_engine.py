@@ -42,7 +42,7 @@ class EngineSettings(BaseModel):
         ge=0,
         description="memory of the host for KV blocks that the device has no room for; 0 computes them again",
     )
-    max_num_seqs: int = Field(default=64, ge=1, le=4096, description="requests in one step")
+    max_num_seqs: int = Field(default=128, ge=1, le=4096, description="requests in one step")
     token_budget: int | None = Field(
         default=None, ge=16, le=1_048_576, description="tokens computed in one step; unset fits the device"
     )

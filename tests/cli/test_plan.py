@@ -31,9 +31,9 @@ def test_plan_of_explicit_sizes(run: Run) -> None:
     assert plan["kv_bytes_per_token"] == 327_680
     assert plan["kv_bytes_per_token_without_gqa"] == 2_621_440
     assert plan["block_bytes"] == 16 * 327_680
-    # 85,899,345,920 - 35,000,000,000 - (2048 * 8192 * 32 + 64 * 128256 * 4) bytes are left.
-    assert plan["kv_cache_bytes"] == 50_329_641_472
-    assert plan["num_blocks"] == 9599
+    # 85,899,345,920 - 35,000,000,000 - (2048 * 8192 * 32 + 128 * 128256 * 4) bytes are left.
+    assert plan["kv_cache_bytes"] == 50_296_807_936
+    assert plan["num_blocks"] == 9593
     assert [fit["paged"] for fit in plan["fits"]] == [18, 74]
     assert [fit["reserved"] for fit in plan["fits"]] == [18, 18]
 

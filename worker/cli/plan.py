@@ -58,7 +58,7 @@ REQUIRED_SIZES = {  # flag -> field, without a model
 )
 @click.option("--block-size", type=click.IntRange(1), help="Tokens in a block. Default: the setting block_size.")
 @click.option("--token-budget", type=click.IntRange(1), default=2048, show_default=True, help="Tokens in a step.")
-@click.option("--max-num-seqs", type=click.IntRange(1), default=64, show_default=True, help="Requests in a step.")
+@click.option("--max-num-seqs", type=click.IntRange(1), default=128, show_default=True, help="Requests in a step.")
 @click.option("--layers", "num_layers", type=click.IntRange(1), help="Overrides or replaces the model's files.")
 @click.option("--heads", "num_heads", type=click.IntRange(1), help="Query heads. Default: as many as KV heads.")
 @click.option("--kv-heads", "num_kv_heads", type=click.IntRange(1))
