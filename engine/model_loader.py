@@ -27,8 +27,9 @@ from engine.engine import ModelIdentity
 from engine.fused import fuse
 from engine.gguf_header import gguf_type
 from engine.layer_replacing import fuse_layers
-from engine.linears import Numerics, Weights
+from engine.linears import NativeLinear, Numerics, Weights
 from engine.made_once import made_once
+from engine.memory import use_huge_pages
 from engine.model_folder import UnsafeFolder, check_folder
 from engine.paged_model import PagedModel
 from engine.quantisation import UnsupportedQuantisation, describe_weights
@@ -121,6 +122,7 @@ def load_model(
     record = self_test_record(cache_dir, plain.weights, **facts, is_long=is_long)
     model = model.to(device)  # type: ignore[arg-type]  # its decorator hides nn.Module.to
     paged = _paged(model, native, numerics, record, is_long=is_long)
+    use_huge_pages(linear.matrix.tiles for linear in model.modules() if isinstance(linear, NativeLinear))
     identity = ModelIdentity(source, paged.vocab_size, _stop_token_ids(model, paged.vocab_size))
     is_int8 = numerics.weights is Weights.INT8
     held = describe_weights(plain.stored, str(dtype).removeprefix("torch."), is_int8=is_int8)

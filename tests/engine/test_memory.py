@@ -10,11 +10,12 @@ from safetensors.torch import save_file
 
 from engine.kv_cache import KVCache, KVShape
 from engine.kv_layout import AttentionLayer, groups_of
-from engine.memory import FilePages
+from engine.memory import FilePages, use_huge_pages
 from tests.engine.tiny_configs import SERVED
 from tests.engine.tiny_models import load, random_model
 
 MIB = 2**20
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def resident_bytes() -> int:
@@ -53,3 +54,28 @@ def test_pages_of_a_weight_that_is_copied_are_given_up(tmp_path: Path) -> None:
         assert resident_bytes() < before - 30 * MIB
     assert int(weight.sum()) == 32 * MIB  # read again
     assert kept.tolist() == [1] * 5
+
+
+def huge_bytes(tensor: torch.Tensor) -> int:
+    """Return how much huge pages hold of the mappings that a tensor lies in."""
+    found, is_its = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if "-" in name and not name.endswith(":"):
+            start, stop = (int(address, 16) for address in name.split("-"))
+            is_its = start < tensor.data_ptr() + tensor.nbytes and tensor.data_ptr() < stop
+        elif name == "AnonHugePages:" and is_its:
+            found += int(values[0]) * 1024
+    return found
+
+
+def test_weights_lie_in_huge_pages() -> None:
+    if not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text():
+        pytest.skip("this system has no huge pages to ask for")
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1):
+        pytest.skip("this system makes huge pages when it finds the time")
+    large, small = torch.arange(16 * MIB, dtype=torch.int32), torch.ones(5)
+    use_huge_pages([large, small])
+    assert huge_bytes(large) > 56 * MIB  # of 64: the ends may share a page with something else
+    assert large[:: 4 * MIB].tolist() == list(range(0, 16 * MIB, 4 * MIB))
+    assert small.tolist() == [1] * 5

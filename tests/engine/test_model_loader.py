@@ -231,7 +231,8 @@ def test_decoder_layers_are_fused_where_that_changes_nothing(
     assert [isinstance(layer, FusedLayer) for layer in layers] == [is_fused] * len(layers)
 
 
-def test_decoder_layers_get_c_kernels_where_they_fit(tmp_path: Path) -> None:
+def test_decoder_layers_get_c_kernels_where_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And their weights huge pages."""
     if not is_supported() or find_compiler() is None:
         pytest.skip("this machine has no AVX-512 bfloat16, or no C compiler")
     assert NativeBuild(tmp_path / "cache").wait(COMPILE_SECONDS), "loading does not wait so long"
@@ -246,10 +247,12 @@ def test_decoder_layers_get_c_kernels_where_they_fit(tmp_path: Path) -> None:
         "width": LlamaConfig(**(fitting | {"intermediate_size": 40})),
         "gelu": LlamaConfig(**fitting, hidden_act="gelu"),
     }
-    found = {}
+    found, weights = {}, []
+    monkeypatch.setattr("engine.model_loader.use_huge_pages", lambda tensors: weights.append(len(list(tensors))))
     for name, config in configs.items():
         model = random_model(config).to(torch.bfloat16)  # type: ignore[arg-type]  # nn.Module.to, hidden
         model.save_pretrained(tmp_path / name)
         layers = load(tmp_path / name, tmp_path / "cache", torch.bfloat16).model.model.get_submodule("model.layers")
         found[name] = {type(layer) for layer in layers.children()}
     assert found == {"fits": {NativeStack}, "width": {FusedLayer}, "gelu": {FusedLayer}}
+    assert weights == [4 * fitting["num_hidden_layers"] + 1] * 3  # and the head's

@@ -145,26 +145,6 @@ class Until(click.ParamType[str]):
         return moment.isoformat()
 
 
-class SchemaFile(click.ParamType[dict[str, Any]]):
-    """A file that holds a JSON schema; the form of output that a job asks for with it."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """Return a job's `response_format`, or fail naming the file."""
-        path = Path(value)
-        try:
-            schema = json.loads(path.read_text("utf-8"))
-        except OSError as error:
-            self.fail(f"cannot read {value}: {error.strerror}", param, ctx)
-        except (ValueError, RecursionError) as error:
-            self.fail(f"{value} is not JSON: {error}", param, ctx)
-        if not isinstance(schema, dict):
-            self.fail(f"{value} holds no JSON object", param, ctx)
-        name = re.sub(r"[^A-Za-z0-9_-]", "_", path.stem)[:64] or "schema"
-        return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
-
-
 class TextFile(click.ParamType[str]):
     """A file whose text is the value."""
 
@@ -178,6 +158,23 @@ class TextFile(click.ParamType[str]):
             self.fail(f"cannot read {value}: {error.strerror}", param, ctx)
         except UnicodeDecodeError:
             self.fail(f"{value} is not UTF-8", param, ctx)
+
+
+class SchemaFile(click.ParamType[dict[str, Any]]):
+    """A file that holds a JSON schema; the form of output that a job asks for with it."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Return a job's `response_format`, or fail naming the file."""
+        try:
+            schema = json.loads(TextFile().convert(value, param, ctx))
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{value} is not JSON: {error}", param, ctx)
+        if not isinstance(schema, dict):
+            self.fail(f"{value} holds no JSON object", param, ctx)
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", Path(value).stem)[:64] or "schema"
+        return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
 
 
 def _apply(command: Callable[P, R], *options: Decorator[P, R]) -> Callable[P, R]:
