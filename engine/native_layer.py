@@ -107,7 +107,7 @@ class NativeLayer(FusedLayer):
             torch.empty(self._heads.num_parts(plan.step), dtype=torch.float32),
         )
         pointers = (tensor.data_ptr() for tensor in (slot_mapping, cos, sin))
-        wanted = WantedStruct(_pointer(rows), num_kept, _pointer(is_wanted))
+        wanted = WantedStruct(_pointer(rows), _pointer(is_wanted), num_kept)
         step = StepStruct(plan.step.struct, *pointers, wanted)
         room = RoomStruct(*(tensor.data_ptr() for tensor in rooms))
         return _Prepared(step, room, (embeddings, cos, sin, slot_mapping, rows, is_wanted, rooms))

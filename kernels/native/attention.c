@@ -5,7 +5,7 @@
 /* output: [num_tokens, num_heads, head_dim]; the rest as in `attend_all`. */
 void pagemill_attention(const Plan *plan, const Heads *heads, const Cache *cache, const bf16 *query,
                         int64_t query_stride, float *parts, bf16 *output) {
-    const Wanted all = {NULL, 0, NULL};
+    const Wanted all = {NULL, NULL, 0};
     ROOM_FOR_SHARES(shares);
 #pragma omp parallel
     {

@@ -28,9 +28,9 @@ typedef struct {
 /* Of a step's tokens, those whose output is wanted. Behind the last layer most of a prompt's are not: their keys and values
  * are all that anybody will look at. */
 typedef struct {
-    const int64_t *rows; /* [num_rows] in ascending order, or null: all are */
+    const int64_t *rows;      /* [num_rows] in ascending order, or null: all are */
+    const uint8_t *is_wanted; /* [num_tokens]; null where rows are */
     int64_t num_rows;
-    const uint8_t *is_wanted; /* [num_tokens], or null */
 } Wanted;
 
 INLINE int is_wanted(const Wanted *wanted, int64_t token) {
@@ -95,7 +95,7 @@ typedef struct {
 } Span;
 
 INLINE Span span_of(const Plan *p, const Wanted *wanted, int64_t task) {
-    int64_t first_key = INT64_MAX, stop_key = 0;
+    int64_t first_key = INT64_MAX / 2, stop_key = 0; /* where no query is wanted; a run's start is yet to be added */
     for (int64_t member = p->task_members[task]; member < p->task_members[task + 1]; member++) {
         if (!is_wanted(wanted, p->members[member]))
             continue;
@@ -141,8 +141,8 @@ INLINE void attend_rows(Workspace *w, const Heads *heads, int num_rows, int64_t 
     }
 }
 
-/* One unit, a KV head of a task: fill the parts of its members. `next` is the unit that this thread will likely do after it, or
- * the number of all units. */
+/* One unit, a KV head of a task: fill the parts of its wanted members. `next` is the unit that this thread will likely do
+ * after it, or the number of all units. */
 static void attend(const Plan *p, const Heads *heads, const Cache *cache, const Wanted *wanted, int64_t unit,
                    int64_t next, const bf16 *query, int64_t query_stride, float *parts, Workspace *w) {
     const int64_t dim = heads->head_dim, num_kv_heads = heads->num_kv_heads;
@@ -207,8 +207,8 @@ INLINE void merge(const Plan *p, const Heads *heads, int64_t token, int64_t row,
 }
 
 /* All of a step's attention in one layer that is wanted. query: [num_tokens, num_heads, head_dim], tokens query_stride
- * elements apart. output: a row for each token that is wanted. parts: room for [num_kv_heads, num_members, num_heads / num_kv_heads, head_dim + 2]. To be called by all threads of a
- * team that has begun tiles; they leave it together. */
+ * elements apart. output: a row for each token that is wanted. parts: room for [num_kv_heads, num_members, num_heads /
+ * num_kv_heads, head_dim + 2]. To be called by all threads of a team that has begun tiles; they leave it together. */
 INLINE void attend_all(Team *team, const Plan *p, const Heads *heads, const Cache *cache, const Wanted *wanted,
                        const bf16 *query, int64_t query_stride, float *parts, void *output, const int is_tiled) {
     Workspace w;

@@ -29,7 +29,7 @@ typedef struct {
     bf16 *qkv;             /* [num_tokens, num_heads + 2 num_kv_heads, head_dim] */
     row_element *attended; /* row tiles of [num_tokens, num_heads head_dim] */
     row_element *gated;    /* row tiles of [num_tokens, mlp_size] */
-    bf16 *kept; /* [wanted.num_rows, hidden_size] */
+    bf16 *kept;            /* [wanted.num_rows, hidden_size] */
     float *parts;
 } Room;
 
@@ -122,14 +122,16 @@ INLINE void run_layer(Team *team, const Layer *layer, const Step *step, const Ca
  * `ends` the model, rows that are not wanted are left as the layer before left them. */
 void pagemill_decoder_layers(const Layer *layers, const Cache *caches, int64_t num_layers, const Step *step,
                              const Room *room, bf16 *hidden, int64_t ends) {
-    const Wanted all = {NULL, 0, NULL};
+    const Wanted all = {NULL, NULL, 0};
     ROOM_FOR_SHARES(shares);
 #pragma omp parallel
     {
         Team team = join_team(shares);
         const unsigned before = begin_tiles();
-        for (int64_t i = 0; i < num_layers; i++)
-            run_layer(&team, layers + i, step, caches + i, room, ends && i == num_layers - 1 ? &step->wanted : &all, hidden);
+        for (int64_t i = 0; i < num_layers; i++) {
+            const Wanted *wanted = ends && i == num_layers - 1 ? &step->wanted : &all;
+            run_layer(&team, layers + i, step, caches + i, room, wanted, hidden);
+        }
         end_tiles(before);
     }
 }

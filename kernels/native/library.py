@@ -70,7 +70,7 @@ class LayerStruct(ctypes.Structure):
 class WantedStruct(ctypes.Structure):
     """`Wanted` of attention.h."""
 
-    _fields_ = [("rows", c_void_p), ("num_rows", c_int64), ("is_wanted", c_void_p)]
+    _fields_ = [("rows", c_void_p), ("is_wanted", c_void_p), ("num_rows", c_int64)]
 
 
 class StepStruct(ctypes.Structure):

@@ -94,8 +94,10 @@ INLINE __m512 either_ps(__m512 a, __m512 b, const int is_sum) {
 
 /* The sums, or the greatest numbers, of sixteen vectors; the vectors are lost. */
 INLINE __m512 across_ps(__m512 of[LANES], const int is_sum) {
-    for (int i = 0; i < 8; i++)
-        of[i] = either_ps(_mm512_unpacklo_ps(of[2 * i], of[2 * i + 1]), _mm512_unpackhi_ps(of[2 * i], of[2 * i + 1]), is_sum);
+    for (int i = 0; i < 8; i++) {
+        const __m512 a = of[2 * i], b = of[2 * i + 1];
+        of[i] = either_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b), is_sum);
+    }
     for (int i = 0; i < 4; i++) {
         const __m512d a = _mm512_castps_pd(of[2 * i]), b = _mm512_castps_pd(of[2 * i + 1]);
         of[i] = either_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)), is_sum);

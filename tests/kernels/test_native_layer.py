@@ -233,7 +233,7 @@ def run_layers(
         StepStruct(
             plan.struct,
             *(tensor.data_ptr() for tensor in (slots, rotary[0], rotary[1])),
-            WantedStruct(rows.data_ptr(), len(rows), is_wanted.data_ptr()),
+            WantedStruct(rows.data_ptr(), is_wanted.data_ptr(), len(rows)),
         ),
         RoomStruct(*(tensor.data_ptr() for tensor in (normed, qkv, attended, gated, kept, parts))),
         hidden,
