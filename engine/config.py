@@ -16,7 +16,7 @@ class EngineConfig:
     num_blocks: int  # KV blocks in the pool
     max_model_len: int  # tokens, prompt and output together
     block_size: int = 16  # tokens a block
-    max_num_seqs: int = 128  # requests that may share a step
+    max_num_seqs: int = 64  # requests that may share a step
     token_budget: int = 512  # tokens a step may compute
     enable_prefix_caching: bool = True
     windows: tuple[int | None, ...] = (None,)  # tokens that the layers of each KV group see, the newest included

@@ -27,6 +27,7 @@ from scripts.benchmarks.workload import WORKLOADS, BenchmarkRequest, encoder
 
 KV_TOKENS = 131_072  # of cache for our engine
 TOKEN_BUDGET = 512
+MAX_NUM_SEQS = 128  # as a worker's default is
 WARM_UP_TOKENS = 8
 STATIC_BATCH = 32
 MAX_DRAFT_TOKENS = 8
@@ -126,7 +127,10 @@ def _serve_pagemill(
     make_drafter: MakeDrafter | None = None,
 ) -> Served:
     config = EngineConfig(
-        num_blocks=KV_TOKENS // 16, max_model_len=loaded.model.max_model_len, token_budget=TOKEN_BUDGET
+        num_blocks=KV_TOKENS // 16,
+        max_model_len=loaded.model.max_model_len,
+        max_num_seqs=MAX_NUM_SEQS,
+        token_budget=TOKEN_BUDGET,
     )
     model = loaded.model
     chosen = choose_kv_dtype(kv_dtype, model.dtype, model.head_dim, model.device)
