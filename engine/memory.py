@@ -5,8 +5,9 @@ import mmap
 import os
 import resource
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class FilePages:
         self._ranges: list[tuple[int, int]] = []  # addresses [start, stop)
         try:
             lines = MAPPINGS.read_text().splitlines()
-            self._advise = ctypes.CDLL(None).madvise
+            self._madvise = ctypes.CDLL(None).madvise
         except (AttributeError, OSError):
             return
         for line in lines:
@@ -66,9 +67,7 @@ class FilePages:
         start, stop = weight.data_ptr(), weight.data_ptr() + weight.nbytes
         if not any(first <= start and stop <= last for first, last in self._ranges):
             return
-        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < last:
-            self._advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+        _advise(self._madvise, start, stop, mmap.PAGESIZE, mmap.MADV_DONTNEED)
 
 
 def use_huge_pages(tensors: Iterable[Tensor]) -> None:
@@ -79,30 +78,33 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> None:
     finds the time.
     """
     try:
-        advise = ctypes.CDLL(None).madvise
+        madvise = ctypes.CDLL(None).madvise
     except (AttributeError, OSError):
         return
     huge_page: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # of Linux alone
     if huge_page is None:
         return
     for start, stop in _runs((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors):
-        first, last = -(-start // HUGE_PAGE) * HUGE_PAGE, stop // HUGE_PAGE * HUGE_PAGE
-        for advice in (huge_page, MADV_COLLAPSE) if first < last else ():
-            advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice)
+        for advice in (huge_page, MADV_COLLAPSE):
+            _advise(madvise, start, stop, HUGE_PAGE, advice)
 
 
-def _runs(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of addresses [start, stop) joined with those that begin within a huge page of them."""
-    joined: tuple[int, int] | None = None
+def _runs(ranges: Iterable[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+    """Return ranges of addresses [start, stop) joined with those that begin within a huge page of them."""
+    joined: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
-        if joined is not None and start < joined[1] + HUGE_PAGE:
-            joined = joined[0], max(joined[1], stop)
-            continue
-        if joined is not None:
-            yield joined
-        joined = start, stop
-    if joined is not None:
-        yield joined
+        if joined and start < joined[-1][1] + HUGE_PAGE:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _advise(madvise: Any, start: int, stop: int, page_size: int, advice: int) -> None:
+    """Advise the system about the pages that lie wholly within [start, stop)."""
+    first, last = -(-start // page_size) * page_size, stop // page_size * page_size
+    if first < last:
+        madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice)
 
 
 def keep_freed_memory() -> None:
