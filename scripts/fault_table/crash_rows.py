@@ -169,16 +169,21 @@ def cut_off(trial: Trial) -> None:
     outage = 3 * lease
     settings: dict[str, Any] = {"lease_seconds": lease, "beat_seconds": lease / 6, "sweep_seconds": lease / 6}
     with trial.world(max_jobs=8, **settings) as world:
-        with proxying(str(world.server.socket), world.folder / "p") as proxy:
+        server = str(world.server.socket)
+        with proxying(server, world.folder / "p") as proxy, proxying(server, world.folder / "o") as others:
+            # The one that takes over starts first, so as not to come too late, and has no way to Redis before it is to.
+            world.start_worker(redis_url=others.url)
+            world.wait_for(lambda: world.connection.scard("rq:workers"), "the other worker is ready")
+            others.cut()
             world.submit(*prompts(8, max_tokens=30))
-            # What it computes is ready soon, but committed only when others have taken over.
+            # What it computes is ready soon, but committed only when the other has taken over.
             first = world.start_worker(
-                redis_url=proxy.url, failpoints=f"{STEP_SLEEP},before_commit=sleep:{outage + lease:g}@1"
+                redis_url=proxy.url, failpoints=f"{STEP_SLEEP},before_commit=sleep:{outage + 2 * lease:g}@1"
             )
             world.wait_for(lambda: world.count(JobState.RUNNING) == 8, "8 jobs run")
             proxy.cut()
             cut_at = time.monotonic()
-            world.start_worker()
+            others.mend()
             world.wait_for(lambda: time.monotonic() - cut_at > outage, "the outage is over", outage + 1)
             proxy.mend()
             world.submit(*prompts(8, max_tokens=30))

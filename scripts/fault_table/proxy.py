@@ -107,22 +107,32 @@ class _Handler(socketserver.BaseRequestHandler):
         with socket.socket(family) as server, suppress(OSError):
             server.connect(proxy.target)
             proxy.open_sockets |= {self.request, server}
-            replies = threading.Thread(target=self._pass_replies, args=(server,), daemon=True)
-            replies.start()
-            was_refused = False
+            if not proxy.is_cut:  # it may have been, just now, without these two
+                replies = threading.Thread(target=self._pass_replies, args=(server,), daemon=True)
+                replies.start()
+                self._pass_commands(server)
+                replies.join()
+        proxy.open_sockets -= {self.request, server}
+
+    def _pass_commands(self, server: socket.socket) -> None:
+        was_refused = False
+        try:
             while command := self.request.recv(1 << 20):
-                if (refusals := proxy.refusals_of(command)) is not None:
+                if (refusals := self.proxy.refusals_of(command)) is not None:
                     self.request.sendall(refusals)
                     was_refused = True
                     continue
                 if was_refused:
                     break  # the last that was refused may have been half a command, and this the other half
-                if proxy.loses_reply_to(command):
+                if self.proxy.loses_reply_to(command):
                     self.is_losing = True
                 server.sendall(command)
-            server.shutdown(socket.SHUT_RDWR)
-            replies.join()
-        proxy.open_sockets -= {self.request, server}
+        except OSError:
+            pass  # one of the two hung up
+        finally:
+            # Closing is not enough: while another thread waits for replies, the server would see no end.
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
 
     def _pass_replies(self, server: socket.socket) -> None:
         with suppress(OSError):
