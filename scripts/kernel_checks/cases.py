@@ -141,7 +141,7 @@ def representative_cases(target: str) -> Iterator[Case]:
     yield from attention_cases(target, 64, 16, "fp16", 3, (Form.INT8, Form.FP8))
     yield from attention_cases(target, 128, 16, "fp32", 3, (Form.INT8, Form.FP8))
     for head_dim in (64, 128, 256):
-        yield from attention_cases(target, head_dim, 16, "fp32", 1, (Form.RULES,))
+        yield from attention_cases(target, head_dim, 16, "fp32", 1, (Form.PLAIN, Form.RULES))
     yield store_case(target, 64, 16, "bf16")
     yield store_case(target, 80, 32, "fp32")
     yield copy_case(target, 80, 32, "bf16")
