@@ -232,10 +232,12 @@ class Worlds:
         with self._lock:
             if self._postgresql is None:
                 server = connect_to_server()
-                self._stack.callback(server.dispose)
-                url = create_database(server, self._postgresql_template)
-                self._stack.callback(drop_database, server, self._postgresql_template)
-                schema.upgrade(url)
+                with ExitStack() as stack:  # of what is undone where it does not all come about
+                    stack.callback(server.dispose)
+                    url = create_database(server, self._postgresql_template)
+                    stack.callback(drop_database, server, self._postgresql_template)
+                    schema.upgrade(url)
+                    self._stack.push(stack.pop_all())
                 self._postgresql = server
             return self._postgresql
 

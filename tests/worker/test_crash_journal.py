@@ -1,8 +1,10 @@
 """The crash journal: what a dead process's successors read in it, and whose journals they leave alone."""
 
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,20 @@ def test_supervisor_adds_the_signal(tmp_path: Path) -> None:
     pid = die(tmp_path)
     note_end(tmp_path, pid + 1, 6)
     note_end(tmp_path, pid, 11)
+    assert [dead.signal for dead in dead_workers(tmp_path)] == [11]
+
+
+def test_supervisor_waits_for_a_child_that_still_has_the_journal(tmp_path: Path) -> None:
+    """Between its fork and its own program, a child of the dead process holds what that one held."""
+    pid = die(tmp_path)
+    (path,) = journals(tmp_path)
+    with path.open("rb") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        supervisor = threading.Thread(target=note_end, args=(tmp_path, pid, 11))
+        supervisor.start()
+        supervisor.join(0.1)
+        assert supervisor.is_alive()
+    supervisor.join()
     assert [dead.signal for dead in dead_workers(tmp_path)] == [11]
 
 

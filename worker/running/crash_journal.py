@@ -33,6 +33,8 @@ from worker.queue.suspects import DeadWorker
 FOLDER = "crash"
 SUFFIX = ".journal"
 FEW = 16  # requests in a step: of so many it is noted in each step how far they are
+LETTING_GO_SECONDS = 2.0  # within which a dead process's child, forked just before, has begun a program of its own
+POLL_SECONDS = 0.01
 KEPT_SECONDS = 86_400  # a dead worker's journal, if nobody takes its jobs over: their leases ran out long before
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
@@ -224,14 +226,26 @@ def journaling(data_dir: Path, worker_name: str, queue_address: str) -> Iterator
 def note_end(data_dir: Path, pid: int, signal: int) -> None:
     """Note which signal ended the worker process `pid`, a child of this one."""
     for path in (data_dir / FOLDER).glob(f"*{SUFFIX}"):
-        with _locked(path) as descriptor:
-            owner = None if descriptor is None else _read(descriptor, Place.OWNER)
-            if descriptor is not None and isinstance(owner, dict) and owner.get("pid") == pid:
-                _write(descriptor, Place.END, {"signal": signal})
+        if _owner_pid(path) == pid:
+            with _locked(path, LETTING_GO_SECONDS) as descriptor:
+                if descriptor is not None:
+                    _write(descriptor, Place.END, {"signal": signal})
+
+
+def _owner_pid(path: Path) -> int | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        owner = _read(descriptor, Place.OWNER)
+    finally:
+        os.close(descriptor)
+    return owner.get("pid") if isinstance(owner, dict) else None
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[int | None]:
+def _locked(path: Path, patience_seconds: float = 0.0) -> Iterator[int | None]:
     """Give a dead process's journal, locked, or None where its process lives or somebody else has, or had, it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -239,7 +253,10 @@ def _locked(path: Path) -> Iterator[int | None]:
         yield None
         return
     try:
-        yield descriptor if try_lock(descriptor, fcntl.LOCK_EX) and os.fstat(descriptor).st_nlink else None
+        deadline = time.monotonic() + patience_seconds
+        while not (has_lock := try_lock(descriptor, fcntl.LOCK_EX)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        yield descriptor if has_lock and os.fstat(descriptor).st_nlink else None
     finally:
         os.close(descriptor)
 
