@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 import redis
@@ -28,13 +30,14 @@ def faults(draw: st.DrawFn) -> Fault:
     first = draw(st.integers(1, 99))
     last = draw(st.none() | st.integers(first, 200))
     seconds = draw(st.floats(0, 99).map(lambda value: round(value, 3))) if action is Action.SLEEP else 0.0
-    return Fault(point, action, seconds, marker, first, last)
+    file = draw(st.from_regex(r"[A-Za-z0-9_.-]{1,9}", fullmatch=True)) if action is Action.WAIT else None
+    return Fault(point, action, seconds, marker, first, last, file)
 
 
 def written(fault: Fault) -> str:
     marker = f"({fault.marker})" if fault.marker else ""
-    seconds = f":{fault.seconds:.3f}" if fault.action is Action.SLEEP else ""
-    return f"{fault.point}{marker}={fault.action}{seconds}@{fault.first}-{fault.last or ''}"
+    argument = f":{fault.seconds:.3f}" if fault.action is Action.SLEEP else f":{fault.file}" if fault.file else ""
+    return f"{fault.point}{marker}={fault.action}{argument}@{fault.first}-{fault.last or ''}"
 
 
 @given(st.lists(faults(), max_size=4))
@@ -57,7 +60,9 @@ def test_short_forms() -> None:
         ("after_claim=explode", "'explode' is none of kill, "),
         ("after_claim", "is not of the form"),
         ("after_claim=sleep", "sleep takes seconds"),
-        ("after_claim=kill:3", "sleep takes seconds"),
+        ("after_claim=sleep:long", "sleep takes seconds"),
+        ("after_claim=wait", "wait takes a file's name"),
+        ("after_claim=kill:3", "kill takes no argument"),
         ("before_step(bad)=kill", "need the point in_step"),
         ("before_step=oom", "need the point in_step"),
         ("in_step=nan", "needs a marker"),
@@ -97,6 +102,17 @@ def test_only_steps_with_the_marker_count() -> None:
     assert reached(failpoints, 3, "bad", "good") == [2]
     assert failpoints.markers(Point.IN_STEP) == {"bad"}
     failpoints.reach(Point.BEFORE_STEP)
+
+
+def test_wait_ends_when_the_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    failpoints = Failpoints(parse_faults("before_commit=wait:ready@1"))
+    waiting = threading.Thread(target=failpoints.reach, args=(Point.BEFORE_COMMIT,))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    (tmp_path / "ready").touch()
+    waiting.join()
 
 
 def test_failpoints_that_nobody_set_do_nothing() -> None:

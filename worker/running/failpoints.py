@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Self, TypeVar
 
 from worker.errors import ServiceUnavailable
@@ -23,7 +24,7 @@ Name = TypeVar("Name", bound=StrEnum)
 
 EXIT_CODE = 70  # of the action `exit`: sysexits.h's internal software error
 _FAULT = re.compile(
-    r"(?P<point>[a-z_]+)(\((?P<marker>[\w-]+)\))?=(?P<action>[a-z]+)(:(?P<seconds>\d+(\.\d+)?))?"
+    r"(?P<point>[a-z_]+)(\((?P<marker>[\w-]+)\))?=(?P<action>[a-z]+)(:(?P<argument>[\w.-]+))?"
     r"(@(?P<first>\d+)(?P<range>-(?P<last>\d*))?)?",
     re.ASCII,
 )
@@ -60,12 +61,18 @@ class Action(StrEnum):
     RAISE = "raise"  # FailpointReached, an error that nobody expects
     UNAVAILABLE = "unavailable"  # ServiceUnavailable, as if the service were down
     SLEEP = "sleep"  # sleep:SECONDS
+    WAIT = "wait"  # wait:FILE, until there is such a file in the working directory
     HANG = "hang"  # for ever
     OOM = "oom"  # DeviceOutOfMemory, as for a step that is too large; in_step only
     NAN = "nan"  # NaN in the KV cache of the marked requests; in_step only
 
 
 MODEL_ACTIONS = frozenset({Action.OOM, Action.NAN})
+POLL_SECONDS = 0.01
+_ARGUMENTS = {  # of actions that take one: its form, and what it is
+    Action.SLEEP: (re.compile(r"\d+(\.\d+)?", re.ASCII), "seconds, as in sleep:0.5"),
+    Action.WAIT: (re.compile(r"[\w.-]+", re.ASCII), "a file's name, as in wait:ready"),
+}
 
 
 class FailpointReached(Exception):
@@ -82,16 +89,16 @@ class Fault:
     marker: str | None = None  # counts only the steps with a prompt that contains it
     first: int = 1
     last: int | None = None  # None is for ever
+    file: str | None = None  # to wait for
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `point[(marker)]=action[:seconds][@first[-[last]]]`. Raises ValueError saying what is wrong."""
+        """Read `point[(marker)]=action[:argument][@first[-[last]]]`. Raises ValueError saying what is wrong."""
         match = _FAULT.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"{text.strip()!r} is not of the form point[(marker)]=action[:seconds][@first[-[last]]]")
+            raise ValueError(f"{text.strip()!r} is not of the form point[(marker)]=action[:argument][@first[-[last]]]")
         point, action = _known(Point, match["point"]), _known(Action, match["action"])
-        if (match["seconds"] is not None) != (action is Action.SLEEP):
-            raise ValueError("sleep takes seconds, as in sleep:0.5, and no other action does")
+        seconds, file = _read_argument(action, match["argument"])
         if point is not Point.IN_STEP and (match["marker"] or action in MODEL_ACTIONS):
             raise ValueError(f"a marker, {Action.OOM} and {Action.NAN} need the point {Point.IN_STEP}")
         if action is Action.NAN and match["marker"] is None:
@@ -103,7 +110,7 @@ class Fault:
             last = int(match["last"]) if match["last"] else None
         if first < 1 or (last is not None and last < first):
             raise ValueError(f"{text.strip()!r}: times count from 1, and the last is not before the first")
-        return cls(point, action, float(match["seconds"] or 0.0), match["marker"], first, last)
+        return cls(point, action, seconds, match["marker"], first, last, file)
 
 
 def _known(kind: type[Name], name: str) -> Name:
@@ -111,6 +118,14 @@ def _known(kind: type[Name], name: str) -> Name:
         return kind(name)
     except ValueError:
         raise ValueError(f"{name!r} is none of {', '.join(kind)}") from None
+
+
+def _read_argument(action: Action, argument: str | None) -> tuple[float, str | None]:
+    """Return how long to sleep, and which file to wait for."""
+    form, what = _ARGUMENTS.get(action, (None, "no argument"))
+    if (argument is not None) if form is None else not form.fullmatch(argument or ""):
+        raise ValueError(f"{action} takes {what}")
+    return float(argument or 0.0) if action is Action.SLEEP else 0.0, argument if action is Action.WAIT else None
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
@@ -145,7 +160,7 @@ class Failpoints:
         times = self._times[fault] = self._times.get(fault, 0) + 1
         if times < fault.first or (fault.last is not None and times > fault.last):
             return
-        level = logging.DEBUG if fault.action is Action.SLEEP else logging.WARNING
+        level = logging.DEBUG if fault.action in _ARGUMENTS else logging.WARNING
         logger.log(level, "failpoint %s, reached %d times: %s", fault.point, times, fault.action)
         if fault.action in self._model_actions:
             self._model_actions[fault.action]()
@@ -165,6 +180,9 @@ def _act(fault: Fault) -> None:
             raise ServiceUnavailable(f"failpoint {fault.point}")
         case Action.SLEEP:
             time.sleep(fault.seconds)
+        case Action.WAIT:
+            while not Path(fault.file or "").is_file():
+                time.sleep(POLL_SECONDS)
         case Action.HANG:
             threading.Event().wait()
         case _:
