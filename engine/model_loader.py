@@ -26,6 +26,7 @@ from engine.context_length import needs_long_frequencies, use_long_frequencies
 from engine.engine import ModelIdentity
 from engine.fused import fuse
 from engine.gguf_header import gguf_type
+from engine.gguf_reading import headers_read_once
 from engine.layer_replacing import fuse_layers
 from engine.linears import NativeLinear, Numerics, Weights
 from engine.made_once import made_once
@@ -245,11 +246,12 @@ def _convert_gguf(path: Path, dtype: torch.dtype, cache_dir: Path) -> Path:
 def _write_converted(path: Path, dtype: torch.dtype, folder: Path) -> None:
     parent, name = str(path.parent), path.name
     dequantised = GgufConfig(dequantize=True)
-    model = _read_weights(str(path), parent, gguf_file=name, dtype=dtype, quantization_config=dequantised)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(parent, gguf_file=name)
-    except Exception as error:
-        raise ModelNotFound(f"model {str(path)!r} cannot be loaded: {_first_line(error)}") from error
+    with headers_read_once():
+        model = _read_weights(str(path), parent, gguf_file=name, dtype=dtype, quantization_config=dequantised)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(parent, gguf_file=name)
+        except Exception as error:
+            raise ModelNotFound(f"model {str(path)!r} cannot be loaded: {_first_line(error)}") from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "source.json").write_text(json.dumps({"gguf": name, "sha256": _file_digest(path)}))
