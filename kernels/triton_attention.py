@@ -47,7 +47,8 @@ def tile_shape_for(head_dim: int, tile_rows: int, dtype: torch.dtype, cache_dtyp
     if dtype.itemsize > 2:
         num_keys, num_warps = (16, 4) if padded_dim > 128 else (32, 8 if padded_dim >= 64 else 4)
         # With two stages, ptxas gives a thread of sm_80 48 registers for heads of 128, too few; with three it gives 69.
-        return TileShape(padded_dim, num_keys, num_warps, num_stages=3 if padded_dim == 128 else 2)
+        # Heads that are padded to 128 spill on sm_100 with three.
+        return TileShape(padded_dim, num_keys, num_warps, num_stages=3 if head_dim == 128 else 2)
     size = padded_dim * tile_rows
     return TileShape(
         padded_dim,

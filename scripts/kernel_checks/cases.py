@@ -63,6 +63,9 @@ class Form(StrEnum):
     ADD = "add"  # a norm adds the residual first
 
 
+ATTENTION_FORMS = (Form.PLAIN, Form.PARTS, Form.RULES, Form.INT8, Form.FP8)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One kernel in one configuration for one target."""
@@ -140,7 +143,7 @@ def representative_cases(target: str) -> Iterator[Case]:
     yield from attention_cases(target, 80, 32, "fp16", 3, (Form.PARTS, Form.INT8, Form.FP8))
     yield from attention_cases(target, 64, 16, "fp16", 3, (Form.INT8, Form.FP8))
     yield from attention_cases(target, 128, 16, "fp32", 3, (Form.INT8, Form.FP8))
-    for head_dim in (64, 128, 256):
+    for head_dim in (64, 80, 128, 256):
         yield from attention_cases(target, head_dim, 16, "fp32", 1, (Form.PLAIN, Form.RULES))
     yield store_case(target, 64, 16, "bf16")
     yield store_case(target, 80, 32, "fp32")
@@ -159,7 +162,7 @@ def all_cases(target: str) -> Iterator[Case]:
     """Yield every combination of the values above."""
     for head_dim, block_size, dtype in product(HEAD_DIMS, BLOCK_SIZES, DTYPES):
         for queries_per_kv_head in QUERIES_PER_KV_HEAD:
-            yield from attention_cases(target, head_dim, block_size, dtype, queries_per_kv_head, tuple(Form))
+            yield from attention_cases(target, head_dim, block_size, dtype, queries_per_kv_head, ATTENTION_FORMS)
         yield store_case(target, head_dim, block_size, dtype)
         yield copy_case(target, head_dim, block_size, dtype)
         yield from quantise_cases(target, head_dim, block_size, dtype)
