@@ -69,6 +69,7 @@ class Action(StrEnum):
 
 MODEL_ACTIONS = frozenset({Action.OOM, Action.NAN})
 POLL_SECONDS = 0.01
+_NOTHING = re.compile("")
 _ARGUMENTS = {  # of actions that take one: its form, and what it is
     Action.SLEEP: (re.compile(r"\d+(\.\d+)?", re.ASCII), "seconds, as in sleep:0.5"),
     Action.WAIT: (re.compile(r"[\w.-]+", re.ASCII), "a file's name, as in wait:ready"),
@@ -122,8 +123,8 @@ def _known(kind: type[Name], name: str) -> Name:
 
 def _read_argument(action: Action, argument: str | None) -> tuple[float, str | None]:
     """Return how long to sleep, and which file to wait for."""
-    form, what = _ARGUMENTS.get(action, (None, "no argument"))
-    if (argument is not None) if form is None else not form.fullmatch(argument or ""):
+    form, what = _ARGUMENTS.get(action, (_NOTHING, "no argument"))
+    if not form.fullmatch(argument or ""):
         raise ValueError(f"{action} takes {what}")
     return float(argument or 0.0) if action is Action.SLEEP else 0.0, argument if action is Action.WAIT else None
 
