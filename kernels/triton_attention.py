@@ -45,10 +45,11 @@ def tile_shape_for(head_dim: int, tile_rows: int, dtype: torch.dtype, cache_dtyp
     if is_quantised:
         return _quantised_tile_shape_for(head_dim, padded_dim, tile_rows, dtype)
     if dtype.itemsize > 2:
+        if head_dim == 128:
+            # With 32 keys, ptxas holds itself to 48 registers a thread on sm_80 or, of Triton 3.6, on sm_90, and spills.
+            return TileShape(padded_dim, num_keys=16, num_warps=8, num_stages=3)
         num_keys, num_warps = (16, 4) if padded_dim > 128 else (32, 8 if padded_dim >= 64 else 4)
-        # With two stages, ptxas gives a thread of sm_80 48 registers for heads of 128, too few; with three it gives 69.
-        # Heads that are padded to 128 spill on sm_100 with three.
-        return TileShape(padded_dim, num_keys, num_warps, num_stages=3 if head_dim == 128 else 2)
+        return TileShape(padded_dim, num_keys, num_warps, num_stages=2)
     size = padded_dim * tile_rows
     return TileShape(
         padded_dim,
