@@ -46,7 +46,7 @@ def tile_shape_for(head_dim: int, tile_rows: int, dtype: torch.dtype, cache_dtyp
         return _quantised_tile_shape_for(head_dim, padded_dim, tile_rows, dtype)
     if dtype.itemsize > 2:
         if head_dim == 128:
-            # With 32 keys, ptxas holds itself to 48 registers a thread on sm_80 or, of Triton 3.6, on sm_90, and spills.
+            # With 32 keys, ptxas stops at 48 registers a thread on sm_80 or, with Triton 3.6, on sm_90, and spills.
             return TileShape(padded_dim, num_keys=16, num_warps=8, num_stages=3)
         num_keys, num_warps = (16, 4) if padded_dim > 128 else (32, 8 if padded_dim >= 64 else 4)
         return TileShape(padded_dim, num_keys, num_warps, num_stages=2)
