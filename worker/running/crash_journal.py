@@ -226,39 +226,41 @@ def journaling(data_dir: Path, worker_name: str, queue_address: str) -> Iterator
 def note_end(data_dir: Path, pid: int, signal: int) -> None:
     """Note which signal ended the worker process `pid`, a child of this one."""
     for path in (data_dir / FOLDER).glob(f"*{SUFFIX}"):
-        if _owner_pid(path) == pid:
-            with _locked(path, LETTING_GO_SECONDS) as descriptor:
-                if descriptor is not None:
-                    _write(descriptor, Place.END, {"signal": signal})
-
-
-def _owner_pid(path: Path) -> int | None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        owner = _read(descriptor, Place.OWNER)
-    finally:
-        os.close(descriptor)
-    return owner.get("pid") if isinstance(owner, dict) else None
+        with _opened(path) as descriptor:
+            owner = None if descriptor is None else _read(descriptor, Place.OWNER)
+            is_its = isinstance(owner, dict) and owner.get("pid") == pid
+            if descriptor is not None and is_its and _lock(descriptor, LETTING_GO_SECONDS):
+                _write(descriptor, Place.END, {"signal": signal})
 
 
 @contextmanager
-def _locked(path: Path, patience_seconds: float = 0.0) -> Iterator[int | None]:
-    """Give a dead process's journal, locked, or None where its process lives or somebody else has, or had, it."""
+def _opened(path: Path) -> Iterator[int | None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         yield None
         return
     try:
-        deadline = time.monotonic() + patience_seconds
-        while not (has_lock := try_lock(descriptor, fcntl.LOCK_EX)) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        yield descriptor if has_lock and os.fstat(descriptor).st_nlink else None
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int | None]:
+    """Give a dead process's journal, locked, or None where its process lives or somebody else has, or had, it."""
+    with _opened(path) as descriptor:
+        yield descriptor if descriptor is not None and _lock(descriptor) else None
+
+
+def _lock(descriptor: int, patience_seconds: float = 0.0) -> bool:
+    """Lock a journal until it is closed; tell whether it could be, and is still there."""
+    deadline = time.monotonic() + patience_seconds
+    while not try_lock(descriptor, fcntl.LOCK_EX):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return os.fstat(descriptor).st_nlink > 0
 
 
 def _dead_worker(descriptor: int, owner: Mapping[str, Any]) -> DeadWorker:
